@@ -1,0 +1,1 @@
+"""Rules that turn tables into verdicts with evidence."""

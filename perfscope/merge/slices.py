@@ -1,0 +1,34 @@
+"""A thread's time, cut into slices: what the merge produces and everything above it reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+STATES = ("running", "runnable", "disk", "lock", "gil", "gc", "sleep", "stopped", "unknown")
+"""What a thread was doing in a slice. running: on a CPU. runnable: wanted one. disk, lock, gil: waited for it.
+gc: stopped or waiting for the JVM's collector. sleep: any other wait (work, a timer, a socket). stopped: by a signal
+or debugger. unknown: no source says (no sched events), so neither CPU nor off-CPU time can be claimed for it."""
+
+RUNNING, RUNNABLE, DISK, LOCK, GIL, GC, SLEEP, STOPPED, UNKNOWN = range(len(STATES))
+
+
+@dataclass(frozen=True)
+class ThreadSlices:
+    """All of one thread's observed time: slices follow each other without gap or overlap, in time order.
+
+    start_ns, end_ns: int64[n]; start_ns[i + 1] == end_ns[i]; sum(end - start) is the thread's observed time, exactly.
+    stack_id: int32[n], into Session.stacks; ROOT (-1) where no sample says: shown as "[unsampled]".
+    state: uint8[n], index into STATES.
+    """
+
+    pid: int
+    tid: int
+    name: str
+    process: str
+    start_ns: npt.NDArray[np.int64]
+    end_ns: npt.NDArray[np.int64]
+    stack_id: npt.NDArray[np.int32]
+    state: npt.NDArray[np.uint8]

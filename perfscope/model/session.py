@@ -1,0 +1,292 @@
+"""Writing and reading a session directory.
+
+A session is written to `NAME.partial/` and renamed to `NAME/` when it is whole: a killed run leaves a directory
+that says it is unfinished, never one that looks complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from perfscope.errors import RecordingError, SessionError
+from perfscope.model.info import SessionInfo
+from perfscope.model.schema import TABLES, schema
+from perfscope.model.stacks import StackTable
+
+PARTIAL = ".partial"
+_THREAD_NAME_RANK = {"comm": 0, "python": 1, "java": 1}
+
+
+@dataclass
+class _Thread:
+    name: str | None = None
+    rank: int = -1
+    start_ns: int | None = None
+    end_ns: int | None = None
+    cpu_ns: int | None = None
+    runnable_ns: int | None = None
+    sched_complete: bool = False
+
+
+class SessionWriter:
+    """Collects rows from all collectors and makes the session directory.
+
+    `append` streams: rows go to Parquet as they come and memory stays bounded by the largest single append.
+    Threads and stacks are kept in memory (one entry per distinct one) and written by `finish`.
+    """
+
+    def __init__(self, path: Path, *, force: bool = False) -> None:
+        """Makes `path`.partial. Raises RecordingError if `path` exists and `force` is false, or can't be made."""
+        self.path = path
+        self.partial = path.with_name(path.name + PARTIAL)
+        self.force = force
+        self.stacks = StackTable()
+        self.rows: dict[str, int] = {}
+        self._writers: dict[str, pq.ParquetWriter] = {}
+        self._threads: dict[tuple[int, int], _Thread] = {}
+        if path.exists() and not force:
+            raise RecordingError(
+                f"{path} exists already", hint="choose another name with -o, or replace it with --force"
+            )
+        if path.exists() and not (path / "session.json").exists():
+            raise RecordingError(
+                f"{path} exists and is no perfscope session: --force won't replace it",
+                hint="choose another name with -o",
+            )
+        try:
+            if self.partial.exists():
+                shutil.rmtree(self.partial)
+            (self.partial / "tables").mkdir(parents=True)
+            self.raw.mkdir()
+        except OSError as error:
+            raise RecordingError(
+                f"can't make {self.partial}: {error.strerror}", hint="choose a writable place with -o DIR"
+            ) from None
+
+    @property
+    def raw(self) -> Path:
+        """Directory for what the tools themselves write."""
+        return self.partial / "raw"
+
+    def append(self, table: str, columns: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Adds rows to a table: column name -> array-like (numpy, Arrow, list), or a sequence of row mappings.
+
+        Columns left out become null, which only nullable ones may; raises ValueError otherwise.
+        """
+        target = schema(table)
+        if not isinstance(columns, Mapping):
+            rows = columns
+            columns = {name: [row.get(name) for row in rows] for name in target.names}
+        unknown = set(columns) - set(target.names)
+        if unknown:
+            raise ValueError(f"{table} has no column {', '.join(sorted(unknown))}")
+        count = len(next(iter(columns.values()))) if columns else 0
+        if count == 0:
+            return
+        arrays = []
+        for column in target:
+            values = columns.get(column.name)
+            array = _array(values, column.type, count)
+            if array.null_count and not column.nullable:
+                raise ValueError(f"{table}.{column.name} must not be null")
+            arrays.append(array)
+        data = pa.table(arrays, schema=target)
+        writer = self._writers.get(table)
+        if writer is None:
+            writer = self._writers[table] = pq.ParquetWriter(
+                self.partial / "tables" / f"{table}.parquet", target, compression="zstd"
+            )
+        writer.write_table(data)
+        self.rows[table] = self.rows.get(table, 0) + count
+
+    def note_thread(
+        self,
+        pid: int,
+        tid: int,
+        *,
+        name: str | None = None,
+        named_by: str = "comm",
+        start_ns: int | None = None,
+        end_ns: int | None = None,
+        cpu_ns: int | None = None,
+        runnable_ns: int | None = None,
+        sched_complete: bool | None = None,
+    ) -> None:
+        """Says something about a thread; several collectors may. A runtime's name (python, java) beats the kernel's.
+
+        start_ns and end_ns widen what is known: the earliest start and the latest end count, except that an end
+        from a kernel exit event should simply be the last word, which it is since nothing runs later.
+        """
+        thread = self._threads.setdefault((pid, tid), _Thread())
+        rank = _THREAD_NAME_RANK[named_by]
+        if name and rank >= thread.rank:
+            thread.name, thread.rank = name, rank
+        if start_ns is not None:
+            thread.start_ns = start_ns if thread.start_ns is None else min(thread.start_ns, start_ns)
+        if end_ns is not None:
+            thread.end_ns = end_ns if thread.end_ns is None else max(thread.end_ns, end_ns)
+        if cpu_ns is not None:
+            thread.cpu_ns = cpu_ns
+        if runnable_ns is not None:
+            thread.runnable_ns = runnable_ns
+        if sched_complete is not None:
+            thread.sched_complete = sched_complete
+
+    def write_info(self, info: SessionInfo) -> None:
+        """Writes session.json into the unfinished directory (also early, with state "recording")."""
+        text = json.dumps(info.to_json(), indent=1, ensure_ascii=False)
+        temporary = self.partial / "session.json.new"
+        temporary.write_text(text + "\n", encoding="utf-8", errors="surrogateescape")
+        temporary.replace(self.partial / "session.json")
+
+    def finish(self, info: SessionInfo, *, keep_raw: bool = True) -> Path:
+        """Writes threads, stacks and session.json, and gives the directory its name. Returns that path.
+
+        Raises RecordingError when the disk is full or the directory can't be renamed; the partial one stays.
+        """
+        try:
+            frames, stacks = self.stacks.to_arrow()
+            for name, table in (("frames", frames), ("stacks", stacks)):
+                pq.write_table(table, self.partial / "tables" / f"{name}.parquet", compression="zstd")
+                self.rows[name] = table.num_rows
+            self.append(
+                "threads",
+                [
+                    {
+                        "pid": pid,
+                        "tid": tid,
+                        "name": t.name,
+                        "start_ns": info.start_ns if t.start_ns is None else t.start_ns,
+                        "end_ns": info.stop_ns if t.end_ns is None else t.end_ns,
+                        "cpu_ns": t.cpu_ns,
+                        "runnable_ns": t.runnable_ns,
+                        "sched_complete": t.sched_complete,
+                    }
+                    for (pid, tid), t in sorted(self._threads.items())
+                ],
+            )
+            self._close()
+            for name in TABLES:
+                if not (file := self.partial / "tables" / f"{name}.parquet").exists():
+                    pq.write_table(schema(name).empty_table(), file)
+            info.tables = {name: self.rows.get(name, 0) for name in TABLES}
+            info.state = "complete"
+            if not keep_raw:
+                shutil.rmtree(self.raw)
+            self.write_info(info)
+            self._rename()
+        except OSError as error:
+            raise RecordingError(
+                f"can't finish {self.path}: {error.strerror or error}; what was recorded is in {self.partial}",
+                hint="free some space, then: perfscope show " + str(self.partial),
+            ) from None
+        return self.path
+
+    def discard(self) -> None:
+        """Removes the unfinished directory."""
+        self._close()
+        shutil.rmtree(self.partial, ignore_errors=True)
+
+    def _close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
+
+    def _rename(self) -> None:
+        # The old session goes only once the new one is whole, so a failed run never costs it.
+        if self.force and self.path.exists():
+            old = self.path.with_name(f"{self.path.name}.old-{os.getpid()}")
+            self.path.rename(old)
+            self.partial.rename(self.path)
+            shutil.rmtree(old)
+        else:
+            self.partial.rename(self.path)
+
+
+def _array(values: Any, type_: pa.DataType, count: int) -> pa.Array:
+    if values is None:
+        return pa.nulls(count, type_)
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if isinstance(values, pa.Array):
+        array = values
+    elif pa.types.is_dictionary(type_):
+        array = pa.array(values, type=None if hasattr(values, "dtype") and values.dtype != object else pa.string())
+    else:
+        array = pa.array(values, type=type_)
+    if pa.types.is_dictionary(type_) and not pa.types.is_dictionary(array.type):
+        array = pc.dictionary_encode(array.cast(pa.string()))
+    return array if array.type == type_ else array.cast(type_)
+
+
+class Session:
+    """A finished session, read lazily: each table is loaded when first asked for."""
+
+    def __init__(self, path: Path, info: SessionInfo) -> None:
+        self.path = path
+        self.info = info
+        self._tables: dict[str, pa.Table] = {}
+        self._stacks: StackTable | None = None
+
+    @classmethod
+    def open(cls, path: Path) -> Session:
+        """Opens a session directory. Raises SessionError that says what is there instead."""
+        partial = path.with_name(path.name + PARTIAL)
+        if not path.exists():
+            if partial.exists():
+                raise SessionError(
+                    f"{path}: its recording was cut off before it was whole; what was written is in {partial}",
+                    hint=f"perfscope show {partial}",
+                )
+            raise SessionError(f"{path}: no such session", hint="perfscope record -o DIR -- CMD makes one")
+        file = path / "session.json"
+        if not file.exists():
+            raise SessionError(f"{path}: not a perfscope session (no session.json in it)")
+        try:
+            data = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise SessionError(f"{file}: can't be read: {error}") from None
+        info = SessionInfo.from_json(data, str(file))
+        if info.state != "complete":
+            raise SessionError(
+                f"{path}: unfinished: its recording was killed, or is still running; "
+                "the tables are not whole, so nothing is shown from it",
+                hint=f"the tools' own files are in {path / 'raw'}; read those that are whole with: perfscope import",
+            )
+        return cls(path, info)
+
+    def table(self, name: str) -> pa.Table:
+        """One table with exactly the declared schema. Raises SessionError naming a missing or damaged file."""
+        if name not in self._tables:
+            file = self.path / "tables" / f"{name}.parquet"
+            target = schema(name)
+            try:
+                table = pq.read_table(file, memory_map=False)
+                self._tables[name] = table.select(target.names).cast(target)
+            except (OSError, pa.ArrowException, KeyError, ValueError) as error:
+                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                raise SessionError(
+                    f"{file}: can't be read: {reason}",
+                    hint="record again, or restore the file from where the session came from",
+                ) from None
+        return self._tables[name]
+
+    @property
+    def stacks(self) -> StackTable:
+        """All frames and stacks of the session."""
+        if self._stacks is None:
+            try:
+                self._stacks = StackTable.from_arrow(self.table("frames"), self.table("stacks"))
+            except ValueError as error:
+                raise SessionError(f"{self.path}/tables/stacks.parquet: damaged: {error}") from None
+        return self._stacks

@@ -1,0 +1,1 @@
+"""Running a recording: plan, launch, watch, supervise, stop, read."""
