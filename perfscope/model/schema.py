@@ -39,7 +39,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _col("pid", _i32, "process id"),
         _col("ppid", _i32, "parent's process id", True),
         _col("name", _str, "short name, as in /proc/PID/comm"),
-        _col("command", _str, "command line, arguments joined by spaces; null under --no-command-lines", True),
+        _col("command", _str, "command line, arguments joined by spaces; null if unknown", True),
         _col("runtime", _cat, "python, java, or native for all else"),
         _col("start_ns", _i64, "first moment this process was seen in the recording", True),
         _col("end_ns", _i64, "when it exited; null if it outlived the recording", True),

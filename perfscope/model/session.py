@@ -28,6 +28,16 @@ _THREAD_NAME_RANK = {"comm": 0, "python": 1, "java": 1}
 
 
 @dataclass
+class _Process:
+    ppid: int | None = None
+    name: str | None = None
+    command: str | None = None
+    runtime: str = "native"
+    start_ns: int | None = None
+    end_ns: int | None = None
+
+
+@dataclass
 class _Thread:
     name: str | None = None
     rank: int = -1
@@ -54,6 +64,7 @@ class SessionWriter:
         self.rows: dict[str, int] = {}
         self._writers: dict[str, pq.ParquetWriter] = {}
         self._threads: dict[tuple[int, int], _Thread] = {}
+        self._processes: dict[int, _Process] = {}
         if path.exists() and not force:
             raise RecordingError(
                 f"{path} exists already", hint="choose another name with -o, or replace it with --force"
@@ -109,6 +120,30 @@ class SessionWriter:
         writer.write_table(data)
         self.rows[table] = self.rows.get(table, 0) + count
 
+    def note_process(
+        self,
+        pid: int,
+        *,
+        ppid: int | None = None,
+        name: str | None = None,
+        command: str | None = None,
+        runtime: str | None = None,
+        start_ns: int | None = None,
+        end_ns: int | None = None,
+    ) -> None:
+        """Says something about a process; several sources may. What is said later wins, but native never beats a runtime.
+
+        The earliest start and the latest end count.
+        """
+        process = self._processes.setdefault(pid, _Process())
+        process.ppid = process.ppid if ppid is None else ppid
+        process.name = name or process.name
+        process.command = command or process.command
+        if runtime is not None and runtime != "native":
+            process.runtime = runtime
+        process.start_ns = _least(process.start_ns, start_ns)
+        process.end_ns = _greatest(process.end_ns, end_ns)
+
     def note_thread(
         self,
         pid: int,
@@ -124,17 +159,14 @@ class SessionWriter:
     ) -> None:
         """Says something about a thread; several collectors may. A runtime's name (python, java) beats the kernel's.
 
-        start_ns and end_ns widen what is known: the earliest start and the latest end count, except that an end
-        from a kernel exit event should simply be the last word, which it is since nothing runs later.
+        The earliest start and the latest end count.
         """
         thread = self._threads.setdefault((pid, tid), _Thread())
         rank = _THREAD_NAME_RANK[named_by]
         if name and rank >= thread.rank:
             thread.name, thread.rank = name, rank
-        if start_ns is not None:
-            thread.start_ns = start_ns if thread.start_ns is None else min(thread.start_ns, start_ns)
-        if end_ns is not None:
-            thread.end_ns = end_ns if thread.end_ns is None else max(thread.end_ns, end_ns)
+        thread.start_ns = _least(thread.start_ns, start_ns)
+        thread.end_ns = _greatest(thread.end_ns, end_ns)
         if cpu_ns is not None:
             thread.cpu_ns = cpu_ns
         if runnable_ns is not None:
@@ -175,6 +207,21 @@ class SessionWriter:
                     for (pid, tid), t in sorted(self._threads.items())
                 ],
             )
+            self.append(
+                "processes",
+                [
+                    {
+                        "pid": pid,
+                        "ppid": p.ppid,
+                        "name": p.name or "?",
+                        "command": p.command,
+                        "runtime": p.runtime,
+                        "start_ns": p.start_ns,
+                        "end_ns": p.end_ns,
+                    }
+                    for pid, p in sorted(self._processes.items())
+                ],
+            )
             self._close()
             for name in TABLES:
                 if not (file := self.partial / "tables" / f"{name}.parquet").exists():
@@ -211,6 +258,14 @@ class SessionWriter:
             shutil.rmtree(old)
         else:
             self.partial.rename(self.path)
+
+
+def _least(known: int | None, new: int | None) -> int | None:
+    return known if new is None else new if known is None else min(known, new)
+
+
+def _greatest(known: int | None, new: int | None) -> int | None:
+    return known if new is None else new if known is None else max(known, new)
 
 
 def _array(values: Any, type_: pa.DataType, count: int) -> pa.Array:
