@@ -7,6 +7,7 @@ import http.client
 import json
 import math
 import random
+import signal
 import threading
 import time
 from dataclasses import dataclass, field
@@ -43,18 +44,20 @@ class Result:
         }
 
 
-def run(url: str, seconds: float, clients: int, max_tokens: int, seed: int = 0) -> Result:
-    """Keeps `clients` connections busy for `seconds`, each sending its next request when the last was answered."""
+def run(url: str, seconds: float, clients: int, max_tokens: int, stop: threading.Event | None = None) -> Result:
+    """Keeps `clients` connections busy for `seconds`, or until `stop`: each sends its next request when the last was
+    answered. The requests are the same ones in every run."""
     address = urlsplit(url)
     result = Result()
+    stop = stop or threading.Event()
     words = _TEXT.split()
     lock = threading.Lock()
     begin = time.monotonic()
 
     def client(number: int) -> None:
-        pick = random.Random(seed * 1000 + number)
+        pick = random.Random(number)
         connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
-        while time.monotonic() - begin < seconds:
+        while time.monotonic() - begin < seconds and not stop.is_set():
             prompt = " ".join(pick.choices(words, k=pick.randint(12, 40)))
             body = json.dumps({"prompt": prompt, "max_tokens": max_tokens})
             sent = time.monotonic()
@@ -73,7 +76,7 @@ def run(url: str, seconds: float, clients: int, max_tokens: int, seed: int = 0) 
                 else:
                     result.failures += 1
             if not good:
-                time.sleep(0.05)  # a server that refuses is not asked again at once
+                stop.wait(0.05)  # a server that refuses is not asked again at once
         connection.close()
 
     threads = [threading.Thread(target=client, args=(n,), name=f"client-{n}") for n in range(clients)]
@@ -92,7 +95,10 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--max-tokens", type=int, default=16)
     arguments = parser.parse_args()
-    print(json.dumps(run(arguments.url, arguments.seconds, arguments.clients, arguments.max_tokens).to_json()))
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    result = run(arguments.url, arguments.seconds, arguments.clients, arguments.max_tokens, stop)
+    print(json.dumps(result.to_json()), flush=True)
 
 
 if __name__ == "__main__":
