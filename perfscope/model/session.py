@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -284,6 +284,13 @@ def _array(values: Any, type_: pa.DataType, count: int) -> pa.Array:
     return array if array.type == type_ else array.cast(type_)
 
 
+def _unreadable(file: Path, error: Exception) -> SessionError:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return SessionError(
+        f"{file}: can't be read: {reason}", hint="record again, or restore the file from where the session came from"
+    )
+
+
 class Session:
     """A finished session, read lazily: each table is loaded when first asked for."""
 
@@ -329,12 +336,23 @@ class Session:
                 table = pq.read_table(file, memory_map=False)
                 self._tables[name] = table.select(target.names).cast(target)
             except (OSError, pa.ArrowException, KeyError, ValueError) as error:
-                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-                raise SessionError(
-                    f"{file}: can't be read: {reason}",
-                    hint="record again, or restore the file from where the session came from",
-                ) from None
+                raise _unreadable(file, error) from None
         return self._tables[name]
+
+    def batches(self, name: str, columns: Sequence[str], rows: int = 1 << 18) -> Iterator[pa.Table]:
+        """Some columns of one table, in pieces of at most `rows` rows in the declared types; nothing is kept.
+
+        For tables too large to hold. Raises SessionError as `table` does.
+        """
+        file = self.path / "tables" / f"{name}.parquet"
+        declared = schema(name)
+        target = pa.schema([declared.field(column) for column in columns])
+        try:
+            with pq.ParquetFile(file, memory_map=False) as parquet:
+                for batch in parquet.iter_batches(rows, columns=list(columns)):
+                    yield pa.Table.from_batches([batch]).select(target.names).cast(target)
+        except (OSError, pa.ArrowException, KeyError, ValueError) as error:
+            raise _unreadable(file, error) from None
 
     @property
     def stacks(self) -> StackTable:
