@@ -5,7 +5,9 @@ VENV ?= .venv
 PYTHON ?= python3
 SECONDS ?= 10
 BIN := $(VENV)/bin
+export PYTHON
 
+.NOTPARALLEL:
 .PHONY: help demo test lint bench install install-dev system system-dev clean
 
 help:
@@ -21,6 +23,7 @@ lint: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --strict scripts benchmarks
 	$(BIN)/lint-imports
 
 bench: install-dev
@@ -37,7 +40,7 @@ system-dev:
 install: system $(VENV)/.installed
 install-dev: system-dev $(VENV)/.installed-dev
 
-$(BIN)/python: 
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "perfscope needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)." >&2; \
 	  echo "  try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 2; }

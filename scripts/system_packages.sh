@@ -17,7 +17,7 @@ want() {
   "$@" || missing+=("$package|$reason")
 }
 
-want "virtualenvs" python3-venv python3 -c 'import ensurepip'
+want "virtualenvs" python3-venv "${PYTHON:-python3}" -c 'import ensurepip, venv'
 want "kernel events (scheduler, disk, futex)" libbpf1 library libbpf.so.1
 want "the Java gateway and Java profiles" default-jdk-headless have javac
 if [ "${1:-demo}" != demo ]; then

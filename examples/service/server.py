@@ -44,7 +44,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         try:
             prompt, new_tokens = self._parse()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             self.close_connection = True
             self._answer(400, {"error": str(error)})
             return
