@@ -1,1 +1,1 @@
-"""Running a recording: plan, launch, watch, supervise, stop, read."""
+"""Recording: starts or finds the target, watches its processes, supervises the collectors, writes the session."""

@@ -1,0 +1,124 @@
+"""Runs a recording and talks about it on stderr; imported only once the target's process is forked."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+import click
+from rich.console import Console
+
+from perfscope.collectors import COLLECTORS
+from perfscope.collectors.base import Options
+from perfscope.errors import UsageError
+from perfscope.model.info import SessionInfo
+from perfscope.recording.launch import RunAs, Target
+from perfscope.recording.record import Progress, Recording, Request
+from perfscope.recording.signals import Signals
+
+
+def record(
+    target: Target | None,
+    signals: Signals,
+    *,
+    output: Path,
+    pids: list[int],
+    duration_s: float | None,
+    collect: str | None,
+    rate_hz: int,
+    native: bool,
+    blocking: bool,
+    ebpf_backend: str,
+    force: bool,
+    keep_raw: bool,
+    owner: RunAs | None,
+) -> None:
+    """Records and says how it went."""
+    request = Request(
+        output=output,
+        command=target.command if target else [],
+        pids=pids,
+        duration_s=duration_s,
+        collect=_chosen(collect),
+        options=Options(rate_hz=rate_hz, native=native, blocking=blocking, ebpf_backend=ebpf_backend),
+        force=force,
+        keep_raw=keep_raw,
+    )
+    with _Talk(target is not None) as talk:
+        info = Recording(request, target, signals, talk.progress).run()
+    if owner:
+        _give(output, owner)
+    _summary(output, info)
+    if target and not target.exited():
+        click.echo(f"perfscope: {target.command[0]} runs on (pid {target.pid}); waiting for it to end", err=True)
+    elif not target:
+        click.echo(str(output))
+
+
+def _chosen(collect: str | None) -> list[str]:
+    if collect is None:
+        return list(COLLECTORS)
+    names = list(dict.fromkeys(name.strip() for name in collect.split(",") if name.strip()))
+    unknown = [name for name in names if name not in COLLECTORS]
+    if unknown or not names:
+        raise UsageError(
+            f"no collector named {', '.join(unknown)}" if unknown else "--collect names no collector",
+            hint=f"the collectors are {', '.join(COLLECTORS)}",
+        )
+    return [name for name in COLLECTORS if name in names]  # in the order in which they must start
+
+
+def _give(path: Path, owner: RunAs) -> None:
+    for directory, _, files in os.walk(path):
+        os.chown(directory, owner.uid, owner.gid)
+        for name in files:
+            os.chown(Path(directory, name), owner.uid, owner.gid, follow_symlinks=False)
+
+
+class _Talk:
+    """Progress on stderr: one live line on a terminal, else a plain line a phase.
+
+    A launched command that prints to that same terminal has it to itself: then there are plain lines only.
+    """
+
+    def __init__(self, launched: bool) -> None:
+        self._live = sys.stderr.isatty() and not (launched and sys.stdout.isatty())
+        self._phase = ""
+        self._next = 0.0
+        self._status = Console(stderr=True).status("perfscope: starting") if self._live else None
+
+    def __enter__(self) -> _Talk:
+        if self._status:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        if self._status:
+            self._status.stop()
+
+    def progress(self, progress: Progress) -> None:
+        if self._status is None:
+            if progress.phase != self._phase and progress.phase in ("recording", "reading"):
+                click.echo(f"perfscope: {progress.phase} ({', '.join(progress.collectors)})", err=True)
+        elif progress.phase != self._phase or time.monotonic() >= self._next:
+            self._next = time.monotonic() + 0.5
+            seen = f" {progress.elapsed_s:.0f} s, {progress.processes} processes, {progress.threads} threads"
+            text = f"perfscope: {progress.phase}{seen if progress.phase == 'recording' else ''}"
+            self._status.update(f"{text} ({', '.join(progress.collectors)})")
+        self._phase = progress.phase
+
+
+def _summary(path: Path, info: SessionInfo) -> None:
+    seconds = (info.stop_ns - info.start_ns) / 1e9
+    lines = [f"perfscope: {path}: {seconds:.1f} s recorded ({info.stopped_by})"]
+    for name, report in info.collectors.items():
+        got = "" if report.events is None else f", {report.events:,} events"
+        lost = f", {report.lost_events:,} lost" if report.lost_events else ""
+        lines.append(f"  {name:8} {report.status}{got}{lost}{f': {report.why}' if report.why else ''}")
+        if report.hint and report.status != "ok":
+            lines.append(f"  {'':8} try: {report.hint}")
+    lines.append(f"next: perfscope diagnose {path}   perfscope flame {path}")
+    click.echo("\n".join(lines), err=True)

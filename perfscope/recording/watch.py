@@ -1,0 +1,223 @@
+"""Watches the target's processes and threads through /proc: who exists, from when to when, and its CPU time.
+
+The watcher polls; short-lived processes and threads between two looks are seen only by the kernel probes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from perfscope import procfs
+from perfscope.model.session import SessionWriter
+from perfscope.procfs import Process, SchedStat
+
+_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+_EXE_CHECKS_EVERY = 10
+"""Looks between two readings of what changes rarely: thread names, and the maps of a process that stays native."""
+_YOUNG_NS = 5_000_000_000
+"""A native process younger than this is looked into at every scan: it may be about to load libjvm.so."""
+
+
+class Listener(Protocol):
+    """Who is told about processes."""
+
+    def process_started(self, process: Process) -> None: ...
+
+    def process_ended(self, pid: int) -> None: ...
+
+
+@dataclass
+class _Thread:
+    start_ns: int
+    end_ns: int
+    first: SchedStat | None
+    last: SchedStat | None
+    name: str | None
+
+
+@dataclass
+class _Seen:
+    process: Process
+    exe: str | None
+    ppid: int | None
+    name: str
+    command: str
+    start_ns: int
+    end_ns: int | None = None
+
+
+def _born_ns(start_ticks: int, now_ns: int) -> int:
+    """Earliest moment on CLOCK_MONOTONIC that a start time in ticks since boot allows."""
+    suspended = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
+    return min(start_ticks * _TICK_NS - suspended, now_ns)
+
+
+def _exe(pid: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/exe")  # noqa: PTH115 (hot)
+    except OSError:
+        return None
+
+
+class Watcher:
+    """Follows the given processes and all their descendants, also those that outlive their parent."""
+
+    def __init__(self, roots: Iterable[int], listener: Listener, own_pids: set[int]) -> None:
+        self.roots = set(roots)
+        self.listener = listener
+        self.own_pids = own_pids
+        self.scan_cost_ns = 0
+        self._live: dict[int, _Seen] = {}
+        self._gone: list[_Seen] = []
+        self._threads: dict[tuple[int, int, int], _Thread] = {}
+        self._scans = 0
+        self._last_scan_ns = 0
+
+    @property
+    def live(self) -> list[int]:
+        """Pids that existed at the last look."""
+        return list(self._live)
+
+    @property
+    def live_roots(self) -> list[int]:
+        return [pid for pid in self._live if pid in self.roots]
+
+    @property
+    def thread_count(self) -> int:
+        """Threads seen so far."""
+        return len(self._threads)
+
+    def scan(self, *, last: bool = False) -> None:
+        """One look at everything. `last`: also reads what is otherwise read now and then (names)."""
+        began = time.monotonic_ns()
+        thorough = last or self._scans % _EXE_CHECKS_EVERY == 0
+        found = self._walk()
+        for pid in [p for p in self._live if p not in found]:
+            self._end(pid, began)
+        for pid in found:
+            self._look(pid, thorough)
+        self._scans += 1
+        self._last_scan_ns = began
+        self.scan_cost_ns = time.monotonic_ns() - began
+
+    def write(self, writer: SessionWriter) -> None:
+        """Says to the session all that was seen."""
+        for seen in [*self._gone, *self._live.values()]:
+            writer.note_process(
+                seen.process.pid,
+                ppid=seen.ppid,
+                name=seen.name,
+                command=seen.command or None,
+                runtime=seen.process.runtime,
+                start_ns=seen.start_ns,
+                end_ns=seen.end_ns,
+            )
+        for (pid, _, tid), thread in self._threads.items():
+            spent = _difference(thread)
+            writer.note_thread(
+                pid,
+                tid,
+                name=thread.name,
+                start_ns=thread.start_ns,
+                end_ns=thread.end_ns,
+                cpu_ns=spent.cpu_ns if spent else None,
+                runnable_ns=spent.runnable_ns if spent else None,
+            )
+
+    def _walk(self) -> dict[int, None]:
+        # Known processes stay roots: a daemon's parent is gone.
+        found: dict[int, None] = {}
+        queue = [*self.roots, *self._live]
+        while queue:
+            pid = queue.pop()
+            if pid in found or pid in self.own_pids:
+                continue
+            if (stat := procfs.read_stat(pid)) is None:
+                continue
+            if stat.state in "ZX" and pid not in self._live:
+                continue
+            found[pid] = None
+            queue += procfs.children(pid)
+        return found
+
+    def _look(self, pid: int, thorough: bool) -> None:
+        stat = procfs.read_stat(pid)
+        seen = self._live.get(pid)
+        now = time.monotonic_ns()
+        if stat is None:
+            return
+        if seen and seen.process.start_ticks != stat.start_ticks:
+            self._end(pid, now)
+            seen = None
+        if seen is None:
+            process = procfs.process(pid)
+            if process is None or stat.state in "ZX":
+                return
+            start = now if self._scans == 0 else max(_born_ns(stat.start_ticks, now), self._last_scan_ns)
+            seen = self._live[pid] = _Seen(
+                process,
+                _exe(pid),
+                stat.ppid,
+                procfs.comm(pid) or "?",
+                " ".join(procfs.command(pid)),
+                start,
+            )
+            self.listener.process_started(process)
+        elif stat.state not in "ZX":
+            self._refresh(seen, thorough, now)
+        self._look_at_threads(seen, thorough)
+
+    def _refresh(self, seen: _Seen, thorough: bool, now: int) -> None:
+        pid = seen.process.pid
+        exe = _exe(pid)
+        undecided = seen.process.runtime == "native" and (thorough or now - seen.start_ns < _YOUNG_NS)
+        if exe == seen.exe and not undecided:
+            return
+        process = procfs.process(pid)
+        if process is None or exe is None:
+            return
+        if exe != seen.exe:
+            seen.exe = exe
+            seen.name = procfs.comm(pid) or seen.name
+            seen.command = " ".join(procfs.command(pid)) or seen.command
+        if process.runtime != seen.process.runtime:
+            seen.process = process
+            self.listener.process_started(process)
+
+    def _look_at_threads(self, seen: _Seen, thorough: bool) -> None:
+        pid = seen.process.pid
+        for tid in procfs.threads(pid):
+            key = (pid, seen.process.start_ticks, tid)
+            thread = self._threads.get(key)
+            now = time.monotonic_ns()
+            stat = procfs.schedstat(pid, tid)
+            if thread is None:
+                born, first = now, stat
+                if self._scans and (own := procfs.read_stat(pid, tid)):
+                    # Born since the last look: all its CPU time belongs to the recording.
+                    born = max(_born_ns(own.start_ticks, now), self._last_scan_ns)
+                    first = SchedStat(0, 0, 0)
+                self._threads[key] = _Thread(born, now, first, stat, procfs.comm(pid, tid))
+                continue
+            if stat is not None:
+                thread.end_ns, thread.last = now, stat
+            if thorough:
+                thread.name = procfs.comm(pid, tid) or thread.name
+
+    def _end(self, pid: int, now: int) -> None:
+        seen = self._live.pop(pid)
+        self.roots.discard(pid)  # a later process with its pid is a stranger
+        seen.end_ns = now
+        self._gone.append(seen)
+        self.listener.process_ended(pid)
+
+
+def _difference(thread: _Thread) -> SchedStat | None:
+    first, last = thread.first, thread.last
+    if first is None or last is None:
+        return None
+    return SchedStat(last.cpu_ns - first.cpu_ns, last.runnable_ns - first.runnable_ns, last.slices - first.slices)
