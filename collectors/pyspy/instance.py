@@ -1,0 +1,224 @@
+"""One running py-spy, attached to one Python process: started, anchored to the clock, watched, stopped."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfscope import procfs
+from perfscope.clock import ClockMap, realtime_offset
+from perfscope.errors import CollectorError
+
+ANCHOR_ERROR_NS = 700_000
+"""Bound on how far py-spy's zero lies from its "config Config" log line: -0.64..+0.20 ms over idle and loaded runs
+of 0.4.3 at 100..1000 Hz, rounded up."""
+STEP_NS = 100_000
+"""Two measurements of the wall clock's offset this far apart have a step between them (slewing moves it far less)."""
+
+_CONFIG = re.compile(r"\[(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.(\d{9})Z INFO +py_spy::config\] config Config")
+_WROTE = re.compile(r"Samples: (\d+) Errors: (\d+)")
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+def binary() -> str:
+    """Path of py-spy: that of our own environment, else that of PATH. Raises CollectorError if there is none."""
+    for folder in (sysconfig.get_path("scripts"), os.path.dirname(sys.executable)):  # noqa: PTH120 (no resolving)
+        if os.access(path := f"{folder}/py-spy", os.X_OK):
+            return path
+    found = shutil.which("py-spy")
+    if found is None:
+        raise CollectorError("py-spy is not installed", hint="pip install 'py-spy>=0.4.2'")
+    return found
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a py-spy ended early. final: trying again can't help."""
+
+    why: str
+    hint: str | None = None
+    final: bool = False
+
+
+def explain(output: str) -> Failure | None:
+    """What py-spy's own words mean; None if they hold no known failure."""
+    if "Permission Denied" in output or "Permission denied" in output or "Operation not permitted" in output:
+        return Failure(
+            "no permission to read the process's memory",
+            "run perfscope as root or as the process's user with CAP_SYS_PTRACE (sudo perfscope ...); "
+            "in a container: docker run --cap-add SYS_PTRACE",
+            final=True,
+        )
+    if "Failed to suspend process" in output:
+        return Failure("the process is stopped, or another debugger or tracer holds it", "end the other tracer")
+    if "Failed to find python version" in output:
+        return Failure("no Python interpreter found in the process")
+    if "Failed to get process executable name" in output or "No such process" in output:
+        return Failure("the process was gone before py-spy had attached", final=True)
+    if "No space left on device" in output:
+        return Failure("no space left for its output", "free some space, or choose another place with -o", final=True)
+    if re.search(r"Error: .*(Read-only file system|Is a directory|No such file or directory)", output):
+        return Failure("its output can't be written", "choose a writable place with -o", final=True)
+    return None
+
+
+class Instance:
+    """A py-spy at work. Its output is drained by a thread of its own, so that neither side ever blocks the other.
+
+    began_ns, ended_ns: around its life, on CLOCK_MONOTONIC. samples, errors: by its own count, None until it is done.
+    """
+
+    def __init__(self, pid: int, rate_hz: int, output: Path, *, gil: bool, native: bool, blocking: bool) -> None:
+        self.pid = pid
+        self.rate_hz = rate_hz
+        self.output = output
+        self.gil = gil
+        self.native = native
+        self.clock: ClockMap | None = None
+        self.sampling_ns: int | None = None
+        self.ended_ns: int | None = None
+        self.interrupted = False
+        self.samples: int | None = None
+        self.errors: int | None = None
+        self.cpu_ns = 0
+        self._behind = 0
+        self._words: deque[str] = deque(maxlen=60)
+        argv = [binary(), "record", "--pid", str(pid), "--rate", str(rate_hz), "--threads", "--output", str(output)]
+        argv += ["--gil", "--format", "raw", "--full-filenames"] if gil else ["--idle", "--format", "chrometrace"]
+        if native and not gil:
+            argv.append("--native")
+        elif gil or not blocking:
+            argv.append("--nonblocking")
+        self._offset = realtime_offset()
+        self.began_ns = time.monotonic_ns()
+        try:
+            self._popen = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "RUST_LOG": "py_spy=info", "RUST_BACKTRACE": "0"},
+                start_new_session=True,  # a Ctrl-C of the terminal is for the target alone
+            )
+        except OSError as error:
+            raise CollectorError(f"py-spy can't be started: {error.strerror}") from None
+        self._drain = threading.Thread(target=self._read_output, name=f"py-spy-{pid}", daemon=True)
+        self._drain.start()
+
+    @property
+    def own_pid(self) -> int:
+        return self._popen.pid
+
+    def _read_output(self) -> None:
+        assert self._popen.stdout is not None
+        with self._popen.stdout as stream:
+            for raw in stream:
+                line = raw[:2000].decode("utf-8", "replace")
+                if self.clock is None and (match := _CONFIG.match(line)):
+                    self.clock = self._anchor(match, time.monotonic_ns())
+                elif self.sampling_ns is None and "Sampling process" in line:
+                    self.sampling_ns = time.monotonic_ns()
+                elif match := _WROTE.search(line):
+                    self.samples, self.errors = int(match[1]), int(match[2])
+                elif "behind in sampling" in line:
+                    self._behind += 1
+                if line.strip() and not line.startswith(" "):
+                    self._words.append(line)
+
+    def _anchor(self, match: re.Match[str], seen_ns: int) -> ClockMap:
+        """Clock map from the log line, whose wall-clock stamp is turned with an offset measured around this moment.
+
+        The line was written between `began_ns` and `seen_ns`: a wall clock that steps just then is found out by it.
+        """
+        whole = datetime.datetime.fromisoformat(match[1] + "+00:00") - _EPOCH
+        wall_ns = (whole.days * 86400 + whole.seconds) * 10**9 + int(match[2])
+        before, after = self._offset, realtime_offset()
+        resolution = 10**9 // self.rate_hz
+        for offset, error in (before, after):
+            zero = wall_ns - offset
+            if self.began_ns - error <= zero <= seen_ns + error and abs(before[0] - after[0]) < STEP_NS:
+                drift = abs(before[0] - after[0])
+                return ClockMap(
+                    "pyspy-instant", zero, ANCHOR_ERROR_NS + error + drift, 1000.0, resolution,
+                    "wall-clock stamp of py-spy's configuration log line, against CLOCK_MONOTONIC at that moment",
+                )  # fmt: skip
+        return ClockMap(
+            "pyspy-instant", (self.began_ns + seen_ns) // 2, (seen_ns - self.began_ns) // 2 + ANCHOR_ERROR_NS, 1000.0,
+            resolution, "the wall clock stepped while py-spy started: middle of its start and its first word",
+        )  # fmt: skip
+
+    @property
+    def behind(self) -> int:
+        """How often py-spy itself said that it is over a second late."""
+        return self._behind
+
+    def watch(self) -> float:
+        """Reads py-spy's own CPU time so far; returns it in seconds."""
+        if self._popen.returncode is None and (stat := procfs.read_stat(self.own_pid)) is not None:
+            ticks = stat.user_ticks + stat.system_ticks
+            self.cpu_ns = max(self.cpu_ns, ticks * 10**9 // os.sysconf("SC_CLK_TCK"))
+        return self.cpu_ns / 1e9
+
+    def running(self) -> bool:
+        """False once py-spy has ended."""
+        if self.ended_ns is not None:
+            return False
+        # wait4 instead of poll: it gives the CPU time of the whole life, to the microsecond.
+        try:
+            done, status, usage = os.wait4(self.own_pid, os.WNOHANG)
+        except ChildProcessError:
+            done, status, usage = self.own_pid, 0, None
+        if done == 0:
+            return True
+        self._popen.returncode = os.waitstatus_to_exitcode(status)
+        if usage is not None:
+            self.cpu_ns = round((usage.ru_utime + usage.ru_stime) * 1e9)
+        self.ended_ns = time.monotonic_ns()
+        self._drain.join(2)
+        return False
+
+    def interrupt(self) -> None:
+        """Asks it to write its file and end. Only SIGINT does that."""
+        if not self.interrupted and self.running():
+            self.interrupted = True
+            self._send(signal.SIGINT)
+
+    def wait(self, deadline_ns: int) -> bool:
+        """Waits for its end until then, and kills it after. True if it ended by itself."""
+        while self.running():
+            if time.monotonic_ns() >= deadline_ns:
+                self._send(signal.SIGKILL)
+                self._popen.wait()
+                self.ended_ns = time.monotonic_ns()
+                self._drain.join(2)
+                return False
+            time.sleep(0.002)
+        return True
+
+    def _send(self, number: signal.Signals) -> None:
+        self._popen.send_signal(number)
+
+    @property
+    def whole(self) -> bool:
+        """True if it ended well and wrote its file."""
+        return self._popen.returncode == 0 and self.output.is_file()
+
+    def failure(self) -> Failure:
+        """Why it ended without its file."""
+        output = "".join(self._words)
+        code = self._popen.returncode
+        if code is not None and code < 0:
+            return Failure(f"py-spy was killed by {signal.Signals(-code).name}")
+        last = next((w.strip() for w in reversed(self._words) if w.startswith("Error:")), "it said nothing")
+        return explain(output) or Failure(f"py-spy ended with status {code}: {last}")
