@@ -123,7 +123,12 @@ class Target:
 
     def stopped(self) -> bool:
         """True if the command has been stopped (Ctrl-Z) since the last call."""
-        return not self._ended and os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG) is not None
+        if self._ended:
+            return False
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG) is not None
+        except ChildProcessError:  # it has exited, so it won't stop any more
+            return False
 
     def reap(self) -> int:
         """Waits for the end and returns the exit status as a shell gives it: 128 + n for signal n."""
