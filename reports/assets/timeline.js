@@ -1,0 +1,119 @@
+// The strip above the graph: the weight over time, and the part of it that is looked at.
+
+class Strip {
+  constructor(profile, onChange) {
+    Object.assign(this, { profile, onChange });
+    this.buckets = Math.max(0, profile.edges.length - 1);
+    this.range = null;
+    this.box = document.getElementById("strip");
+    this.canvas = document.getElementById("strip-canvas");
+    this.handles = [document.getElementById("time-from"), document.getElementById("time-to")];
+    this.clear = document.getElementById("time-clear");
+    this.text = document.getElementById("time-text");
+    if (!this.buckets) return;
+    document.getElementById("time").hidden = false;
+    this.clear.addEventListener("click", () => this.set(null));
+    this.box.addEventListener("pointerdown", (event) => this.drag(event));
+    this.handles.forEach((handle, side) => handle.addEventListener("keydown", (event) => this.key(event, side)));
+  }
+
+  get ends() {
+    return this.range || [0, this.buckets];
+  }
+
+  set(range) {
+    const whole = !range || (range[0] <= 0 && range[1] >= this.buckets);
+    this.range = whole ? null : [Math.max(0, range[0]), Math.min(this.buckets, range[1])];
+    this.onChange();
+  }
+
+  seconds(edge) {
+    return (this.profile.edges[edge] - this.profile.edges[0]) / 1e9;
+  }
+
+  key(event, side) {
+    const step = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1, PageDown: -10, PageUp: 10 }[event.key];
+    const ends = this.ends.slice();
+    if (step) ends[side] += step;
+    else if (event.key === "Home") ends[side] = side ? ends[0] + 1 : 0;
+    else if (event.key === "End") ends[side] = side ? this.buckets : ends[1] - 1;
+    else if (event.key === "Escape" && this.range) return event.stopPropagation(), this.set(null);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+    ends[0] = Math.max(0, Math.min(ends[0], this.buckets - 1));
+    ends[1] = Math.max(1, Math.min(ends[1], this.buckets));
+    if (ends[0] >= ends[1]) side ? (ends[1] = ends[0] + 1) : (ends[0] = ends[1] - 1);
+    this.set(ends);
+  }
+
+  // Dragging a handle moves that end; dragging elsewhere marks a new part.
+  drag(event) {
+    if (event.button) return;
+    const box = this.box.getBoundingClientRect();
+    const position = (e) => Math.max(0, Math.min(this.buckets, ((e.clientX - box.left) / box.width) * this.buckets));
+    const start = position(event), side = this.handles.indexOf(event.target);
+    const fixed = side >= 0 ? this.ends[1 - side] : start;
+    this.box.setPointerCapture(event.pointerId);
+    const move = (e) => {
+      const at = position(e);
+      if (side < 0 && Math.abs(at - start) * (box.width / this.buckets) < 3) return;
+      const [a, b] = side >= 0 ? [fixed, Math.round(at)] : [Math.floor(Math.min(at, start)), Math.ceil(Math.max(at, start))];
+      if (a !== b) this.set([Math.min(a, b), Math.max(a, b)]);
+    };
+    const stop = () => {
+      this.box.removeEventListener("pointermove", move);
+      this.box.removeEventListener("pointerup", stop);
+      this.box.removeEventListener("pointercancel", stop);
+    };
+    this.box.addEventListener("pointermove", move);
+    this.box.addEventListener("pointerup", stop);
+    this.box.addEventListener("pointercancel", stop);
+    event.preventDefault();
+  }
+
+  // Sum of a weight in each bucket, over the threads that are shown.
+  sums(weight, threads) {
+    const { node, bucket, weights } = this.profile.timeline;
+    const values = weights[weight], sums = new Float64Array(this.buckets);
+    if (values) {
+      for (let i = 0; i < node.length; i++) {
+        if (!threads || threads.has(this.profile.threadOf[node[i]])) sums[bucket[i]] += values[i];
+      }
+    }
+    return sums;
+  }
+
+  draw(weight, threads) {
+    if (!this.buckets) return;
+    const style = getComputedStyle(document.documentElement);
+    const color = (name) => style.getPropertyValue("--" + name).trim();
+    const ratio = window.devicePixelRatio || 1, { clientWidth: width, clientHeight: height } = this.box;
+    const c = this.canvas.getContext("2d");
+    this.canvas.width = width * ratio;
+    this.canvas.height = height * ratio;
+    c.setTransform(ratio, 0, 0, ratio, 0, 0);
+    const timed = this.profile.timed.has(weight);
+    const sums = this.sums(weight, threads), top = Math.max(...sums, 1), [from, to] = this.ends;
+    sums.forEach((sum, i) => {
+      const x = (i * width) / this.buckets, h = (sum / top) * (height - 4);
+      c.fillStyle = color(i >= from && i < to ? "accent" : "rest");
+      c.globalAlpha = i >= from && i < to ? 0.75 : 1;
+      c.fillRect(x, height - h, Math.max(width / this.buckets - 0.5, 0.75), h);
+    });
+    c.globalAlpha = 1;
+    const span = `${this.seconds(from).toFixed(3)} s to ${this.seconds(to).toFixed(3)} s`;
+    const whole = `${this.seconds(this.buckets).toFixed(3)} s`;
+    this.text.textContent = !timed ? `${weight} has no times: it can't be cut to a part of the recording`
+      : this.range ? `Showing ${span} of ${whole}` : `Time: all ${whole}. Drag to look at a part`;
+    this.clear.hidden = !this.range;
+    this.handles.forEach((handle, side) => {
+      const edge = side ? to : from;
+      handle.style.left = (100 * edge) / this.buckets + "%";
+      handle.setAttribute("aria-valuemin", "0");
+      handle.setAttribute("aria-valuemax", String(this.buckets));
+      handle.setAttribute("aria-valuenow", String(edge));
+      handle.setAttribute("aria-valuetext", `${this.seconds(edge).toFixed(3)} seconds`);
+    });
+  }
+}
