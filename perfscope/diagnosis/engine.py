@@ -1,0 +1,46 @@
+"""Runs every rule over a session and ranks what they find."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from perfscope.diagnosis.facts import Facts
+from perfscope.diagnosis.rules import INFORMATIVE, RULES, load
+from perfscope.diagnosis.thresholds import Thresholds, defaults, severity
+from perfscope.merge.slices import ThreadSlices
+from perfscope.model.finding import Diagnosis, Finding, Severity, Verdict
+from perfscope.model.session import Session
+
+
+def diagnose(session: Session, thresholds: Thresholds | None = None) -> Diagnosis:
+    """All verdicts on a session. Raises SessionError if a table can't be read."""
+    from perfscope.merge.timeline import thread_slices
+
+    return judge(session, list(thread_slices(session)), thresholds or defaults())
+
+
+def judge(session: Session, threads: Sequence[ThreadSlices], thresholds: Thresholds) -> Diagnosis:
+    """All verdicts on a session whose threads' time is already cut into slices."""
+    facts = Facts(session, threads)
+    verdicts = [_rated(load(rule)(facts, thresholds[rule]), thresholds) for rule in RULES]
+    return Diagnosis(
+        session=str(session.path),
+        verdicts=tuple(verdicts),
+        findings=tuple(sorted((f for v in verdicts for f in v.findings), key=_rank)),
+    )
+
+
+def _rated(verdict: Verdict, thresholds: Thresholds) -> Verdict:
+    def rate(finding: Finding) -> Finding:
+        if verdict.rule in INFORMATIVE:
+            return replace(finding, severity=Severity.INFO)
+        return replace(finding, severity=severity(finding.gives_back_pct, thresholds))
+
+    return replace(verdict, findings=tuple(rate(f) for f in verdict.findings))
+
+
+def _rank(finding: Finding) -> tuple[int, float]:
+    """Faults before information, then what gives back most; an unknown gain stands behind all known ones."""
+    gain = finding.gives_back_pct
+    return (0 if finding.severity > Severity.INFO else 1, 1.0 if gain is None else -gain)

@@ -1,0 +1,200 @@
+"""What rules look at: a session's tables, and each thread's time cut into slices of known state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from perfscope.diagnosis.intervals import Intervals, joined, shared_ns, union_ns
+from perfscope.merge.slices import DISK, GC, GIL, LOCK, RUNNABLE, RUNNING, UNKNOWN, ThreadSlices
+from perfscope.model.session import Session
+from perfscope.model.stacks import ROOT, Frame, StackTable
+
+ACTIVE = (RUNNING, RUNNABLE, DISK, LOCK, GIL, GC)
+"""States in which a thread works or waits for a resource; in the others it waits for work, or nothing is known."""
+
+
+class Facts:
+    """Everything a rule may ask. `threads` is the merge's result; times in ns on CLOCK_MONOTONIC."""
+
+    def __init__(self, session: Session, threads: Sequence[ThreadSlices]) -> None:
+        self.session = session
+        self.threads = threads
+        self.info = session.info
+        self.elapsed_ns = self.info.stop_ns - self.info.start_ns
+
+    @cached_property
+    def runtimes(self) -> dict[int, str]:
+        """pid -> python, java or native."""
+        table = self.session.table("processes")
+        return dict(zip(table["pid"].to_pylist(), table["runtime"].to_pylist(), strict=True))
+
+    @cached_property
+    def cores(self) -> int | None:
+        """CPUs the target could run on; None if the session doesn't say."""
+        found = self.info.host.get("cpus")
+        return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
+
+    @cached_property
+    def index(self) -> dict[tuple[int, int], int]:
+        """(pid, tid) -> index into `threads`; the last one where a tid was used twice."""
+        return {(t.pid, t.tid): i for i, t in enumerate(self.threads)}
+
+    @cached_property
+    def _all(self) -> tuple[Intervals, npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+        whole = joined(
+            [Intervals(t.start_ns, t.end_ns, np.full(len(t.start_ns), i, np.int64)) for i, t in enumerate(self.threads)]
+        )
+        if not self.threads:
+            return whole, np.empty(0, np.uint8), np.empty(0, np.int32)
+        return (
+            whole,
+            np.concatenate([t.state for t in self.threads]),
+            np.concatenate([t.stack_id for t in self.threads]),
+        )
+
+    def pids(self, runtime: str) -> list[int]:
+        """Processes of a runtime that have at least one thread here."""
+        present = {t.pid for t in self.threads}
+        return sorted(pid for pid, kind in self.runtimes.items() if kind == runtime and pid in present)
+
+    def spent(self, states: Iterable[int], pids: Iterable[int] | None = None) -> Intervals:
+        """All slices in these states, of these processes (of all, if None)."""
+        return self.slices(states, pids)[0]
+
+    def slices(
+        self, states: Iterable[int], pids: Iterable[int] | None = None
+    ) -> tuple[Intervals, npt.NDArray[np.int32]]:
+        """As `spent`, with the stack_id of each slice."""
+        whole, state, stack = self._all
+        mask = np.isin(state, list(states))
+        if pids is not None:
+            mask &= np.isin(whole.thread, self._threads_of(pids))
+        return whole.where(mask), stack[mask]
+
+    def _threads_of(self, pids: Iterable[int]) -> list[int]:
+        wanted = set(pids)
+        return [i for i, t in enumerate(self.threads) if t.pid in wanted]
+
+    @cached_property
+    def unknown_pct(self) -> float | None:
+        """Share of all thread time whose state no source knows; None without any thread time."""
+        whole, state, _ = self._all
+        total = whole.total_ns
+        if total == 0:
+            return None
+        return 100 * whole.where(state == UNKNOWN).total_ns / total
+
+    def ceiling_pct(self, lost: Intervals, *, work_stays: bool) -> float:
+        """Upper bound on the share of elapsed time (0..100) that is saved if `lost` time took none.
+
+        The critical path is unknown, so it is taken at its worst of two readings: it is spread evenly over all threads
+        active at each moment (integral of lost / active threads), or it is the single thread that lost most. It can
+        save no more than the time in which any thread lost some (the union). Where the work itself stays
+        (`work_stays`: a wait goes away, not what the others did meanwhile), all of it must still fit on the cores:
+        elapsed - CPU time / cores is a bound too.
+        """
+        if self.elapsed_ns <= 0 or not len(lost):
+            return 0.0
+        mine = lost.by_thread()
+        others = self._active_outside(lost)
+        saved = max(shared_ns(lost, others), float(next(iter(mine.values()))))
+        saved = min(saved, float(union_ns(lost)))
+        if work_stays and self.cores:
+            running = self.spent([RUNNING]).total_ns
+            saved = min(saved, max(0.0, self.elapsed_ns - running / self.cores))
+        return min(100.0, 100 * saved / self.elapsed_ns)
+
+    def _active_outside(self, lost: Intervals) -> Intervals:
+        """Active time of all threads, less what is `lost` (which may cut slices of a thread anywhere)."""
+        whole, state, _ = self._all
+        # Lock waits count as active only where a rule says that they are contention: a worker that waits for work
+        # often does so on a lock.
+        active = whole.where(np.isin(state, [s for s in ACTIVE if s != LOCK]))
+        parts = []
+        for thread in np.unique(active.thread):
+            mine = active.where(active.thread == thread)
+            cut = lost.where(lost.thread == thread)
+            parts.append(subtract(mine, cut) if len(cut) else mine)
+        return joined(parts)
+
+    def lost_pct(self, lost: Intervals) -> float:
+        """Share of the working time of the threads in `lost` that is lost: lost / (lost + their other active time)."""
+        if not len(lost):
+            return 0.0
+        others = self._active_outside(lost)
+        others = others.where(np.isin(others.thread, np.unique(lost.thread)))
+        return 100 * lost.total_ns / (lost.total_ns + others.total_ns)
+
+    # Stacks
+
+    @property
+    def stacks(self) -> StackTable:
+        return self.session.stacks
+
+    def stack_at(self, thread: int, time_ns: int, until_ns: int | None = None) -> int:
+        """stack_id of a thread at a time; with `until_ns` the first known one of [time_ns, until_ns)."""
+        t = self.threads[thread]
+        first = max(int(np.searchsorted(t.start_ns, time_ns, side="right")) - 1, 0)
+        last = first if until_ns is None else int(np.searchsorted(t.start_ns, until_ns, side="left"))
+        for i in range(first, min(max(last, first + 1), len(t.stack_id))):
+            if t.stack_id[i] != ROOT:
+                return int(t.stack_id[i])
+        return ROOT
+
+    @cached_property
+    def innermost(self) -> dict[str, npt.NDArray[np.int32]]:
+        """Layer -> int32[stacks]: the innermost stack at or above each whose frame is of that layer; ROOT if none."""
+        stacks = self.stacks
+        result = {}
+        for layer in ("python", "java"):
+            found = np.full(len(stacks.parents) + 1, ROOT, np.int32)  # the last stands for ROOT itself
+            for stack, (parent, frame) in enumerate(zip(stacks.parents, stacks.stack_frames, strict=True)):
+                found[stack] = stack if stacks.frames[frame].layer == layer else found[parent]
+            result[layer] = found
+        return result
+
+    def code_frame(self, stack_id: int, layer: str) -> Frame | None:
+        """Innermost frame of a layer on a stack."""
+        found = int(self.innermost[layer][stack_id])
+        return None if found == ROOT else self.stacks.frames[self.stacks.stack_frames[found]]
+
+    def collector_gap(self, name: str) -> tuple[str, str] | None:
+        """Why a collector has no (or not all) data here, and what mends it; None if it worked."""
+        report = self.info.collectors.get(name)
+        if report is None:
+            return f"{name} was not recorded", f"perfscope record --collect ...,{name}"
+        if report.status in ("failed", "unavailable"):
+            return f"{name} {report.status}: {report.why or 'no reason given'}", report.hint or "perfscope doctor"
+        return None
+
+    def rows(self, table: str, **equal: object) -> pa.Table:
+        """Rows of a table whose columns have these values (a list: one of them)."""
+        data = self.session.table(table)
+        for column, value in equal.items():
+            values = data[column]
+            if pa.types.is_dictionary(values.type):
+                values = values.cast(pa.string())
+            mask = (
+                pc.is_in(values, pa.array(value, values.type)) if isinstance(value, list) else pc.equal(values, value)
+            )
+            data = data.filter(mask)
+        return data
+
+
+def subtract(whole: Intervals, cut: Intervals) -> Intervals:
+    """What of one thread's intervals lies outside `cut` (of the same thread)."""
+    times = np.concatenate((whole.start_ns, whole.end_ns, cut.start_ns, cut.end_ns))
+    w, c = np.ones(len(whole), np.int64), np.ones(len(cut), np.int64)
+    zw, zc = np.zeros(2 * len(whole), np.int64), np.zeros(2 * len(cut), np.int64)
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    inside = np.cumsum(np.concatenate((w, -w, zc))[order])[:-1] > 0
+    outside = np.cumsum(np.concatenate((zw, c, -c))[order])[:-1] == 0
+    keep = inside & outside & (np.diff(times) > 0)
+    return Intervals(times[:-1][keep], times[1:][keep], np.full(int(keep.sum()), whole.thread[0], np.int64))

@@ -1,0 +1,88 @@
+"""cpu-oversubscription: threads are ready to run and get no CPU.
+
+Lost time is the slices in state runnable. gives_back: Facts.ceiling_pct without the cores' bound: it is what enough
+cores, or fewer threads that contend, would give.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfscope.diagnosis.describe import against, flame, not_evaluable, observed, ok, seconds, threads_text, where
+from perfscope.diagnosis.facts import Facts
+from perfscope.diagnosis.intervals import union_ns
+from perfscope.diagnosis.thresholds import Limits
+from perfscope.merge.slices import RUNNABLE, RUNNING
+from perfscope.model.finding import Finding, Severity, Verdict
+
+RULE = "cpu-oversubscription"
+MEASURED = "sched (eBPF, exact)"
+
+
+def evaluate(facts: Facts, limits: Limits) -> Verdict:
+    if gap := facts.collector_gap("ebpf"):
+        return not_evaluable(RULE, f"no sched events: {gap[0]}", gap[1])
+    if facts.unknown_pct is None or facts.unknown_pct > 50:
+        return not_evaluable(RULE, "most threads' time has no sched events", "perfscope record as root")
+    waiting, running = facts.spent([RUNNABLE]), facts.spent([RUNNING])
+    wanted = waiting.total_ns + running.total_ns
+    if wanted == 0:
+        return ok(RULE, "no thread wanted a CPU")
+    share, gain = 100 * waiting.total_ns / wanted, facts.ceiling_pct(waiting, work_stays=False)
+    why = f"threads wanted a CPU for {seconds(wanted)} and had none for {share:.1f} % of it"
+    if share < limits["runnable_pct"].value or gain < limits["gives_back_pct"].value:
+        return ok(RULE, why)
+    evidence = [
+        against("runnable without a CPU, of the time wanted on one", share, limits["runnable_pct"], MEASURED),
+        against("ceiling of elapsed time saved", gain, limits["gives_back_pct"], MEASURED),
+        observed("runnable threads while at least one waited", wanted / max(union_ns(waiting), 1), "threads", MEASURED),
+        observed("CPUs used on average", running.total_ns / facts.elapsed_ns, "CPUs", MEASURED),
+    ]
+    if facts.cores:
+        evidence.append(observed("CPUs of the host", facts.cores, "CPUs", "session.json (host)"))
+    own = own_share_pct(facts)
+    if own is None:
+        taker, advice = "", _OWN + "; if other programs hold the CPUs, move them away or use a larger host"
+    elif own >= 50:
+        taker, advice = "; its own threads had them", _OWN
+    else:
+        taker, advice = "; other processes had them", _OTHERS
+    if own is not None:
+        evidence.append(observed("waits ended by a CPU given up by the target's own threads", own, "%", MEASURED))
+    finding = Finding(
+        RULE,
+        f"CPU oversubscription: {threads_text(facts, waiting)} waited {seconds(waiting.total_ns)} for a CPU{taker}",
+        Severity.INFO,
+        where(facts, waiting),
+        tuple(evidence),
+        round(gain, 1),
+        advice,
+        flame(facts, "off-cpu"),
+    )
+    return Verdict(RULE, "flagged", why, (finding,))
+
+
+_OWN = (
+    "run no more busy threads than CPUs: set OMP_NUM_THREADS, MKL_NUM_THREADS, torch.set_num_threads or the size of "
+    "the worker pool to CPUs / server processes, or give the service more CPUs"
+)
+_OTHERS = (
+    "give the service CPUs of its own (cpuset, taskset, a Kubernetes CPU request with the static policy), or move the "
+    "other programs elsewhere"
+)
+
+
+def own_share_pct(facts: Facts) -> float | None:
+    """Of the time waited for a CPU, the share that ended on a CPU which a thread of the target had just given up.
+
+    The idle thread (0) as predecessor says nothing about who was in the way and is left out; None if nothing is known.
+    """
+    sched = facts.session.table("sched").select(["wake_ns", "on_ns", "prev_tid"]).drop_null()
+    wake, on = sched["wake_ns"].to_numpy(), sched["on_ns"].to_numpy()
+    previous = sched["prev_tid"].to_numpy()
+    counts = (previous > 0) & (on > wake)
+    waited = (on - wake)[counts]
+    if not waited.sum():
+        return None
+    own = np.isin(previous[counts], np.asarray([t.tid for t in facts.threads], np.int64))
+    return float(100 * waited[own].sum() / waited.sum())
