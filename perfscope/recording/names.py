@@ -31,8 +31,13 @@ def session_name(command: list[str]) -> str:
 
 
 def default_path(command: list[str], pids: list[int]) -> Path:
+    """Where a recording goes when the user doesn't say: in the working directory, named after what is recorded."""
+    return free_path(session_name(command) if command else "-".join(f"pid{pid}" for pid in pids[:3]))
+
+
+def free_path(name: str) -> Path:
     """NAME.perfscope in the working directory; NAME-2.perfscope, NAME-3... where that exists already."""
-    name = session_name(command) if command else "-".join(f"pid{pid}" for pid in pids[:3])
+    name = _clean(name)
     number, path = 1, Path(f"{name}.perfscope")
     while path.exists() or Path(f"{path}.partial").exists():
         number += 1
@@ -41,4 +46,4 @@ def default_path(command: list[str], pids: list[int]) -> Path:
 
 
 def _clean(name: str) -> str:
-    return re.sub(r"[^\w.-]+", "_", name).strip("._-")[:64] or "command"
+    return re.sub(r"[^\w.-]+", "_", name).strip("._-")[:64] or "session"

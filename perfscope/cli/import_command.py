@@ -1,0 +1,32 @@
+"""`perfscope import`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Session directory (default: after the 1st file)."
+)
+@click.option("--force", is_flag=True, help="Replace an existing session.")
+def command(files: tuple[Path, ...], output: Path | None, force: bool) -> int:
+    """Turn files of other profilers into one session.
+
+    Reads py-spy's chrometrace, raw and speedscope files, and JFR recordings; what a file is, is told from its content.
+    """
+    from perfscope.recording.import_files import import_files
+    from perfscope.recording.names import free_path
+
+    path = output or free_path(files[0].name.split(".")[0])
+    info = import_files(files, path, force=force)
+    for name, report in info.collectors.items():
+        got = "" if report.events is None else f", {report.events:,} events"
+        lost = f", {report.lost_events:,} lost" if report.lost_events else ""
+        click.echo(f"  {name}: {report.status}{got}{lost}{f': {report.why}' if report.why else ''}", err=True)
+    click.echo(f"next: perfscope flame {path}", err=True)
+    click.echo(str(path))
+    return 0

@@ -1,0 +1,93 @@
+"""Makes a session of files that other profilers wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+
+from perfscope import __version__
+from perfscope.collectors import READERS
+from perfscope.collectors.base import ImportResult
+from perfscope.errors import InputError
+from perfscope.model.info import CollectorReport, SessionInfo
+from perfscope.model.session import SessionWriter
+
+_HEAD_BYTES = 4096
+"""How much of a file its kind is told from."""
+
+
+def import_files(files: Sequence[Path], output: Path, *, force: bool = False) -> SessionInfo:
+    """Reads each file with the reader that knows its content, into one session.
+
+    A file that can't be read is reported in the session beside those that can. Raises InputError if none can.
+    """
+    writer = SessionWriter(output, force=force)
+    results: dict[str, ImportResult] = {}
+    failed: dict[str, InputError] = {}
+    try:
+        for file in files:
+            try:
+                result = _import(file, writer)
+                results[_key(result.source, file, results)] = result
+            except InputError as error:
+                failed[_key("import", file, failed)] = error
+        if not results:
+            raise _nothing(list(failed.values()))
+        info = _info(files, results, failed)
+        writer.finish(info)
+    except BaseException:
+        writer.discard()
+        raise
+    return info
+
+
+def _import(file: Path, writer: SessionWriter) -> ImportResult:
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(_HEAD_BYTES)
+    except OSError as error:
+        raise InputError(f"{file}: can't be read: {error.strerror}") from None
+    if not head:
+        raise InputError(f"{file}: empty")
+    for module in READERS.values():
+        reader = import_module(module)
+        if reader.sniff(head, file):
+            result: ImportResult = reader.import_file(file, writer)
+            return result
+    raise InputError(
+        f"{file}: not a format that perfscope reads",
+        hint="it reads py-spy's chrometrace, raw and speedscope files, and JFR recordings",
+    )
+
+
+def _key(source: str, file: Path, taken: dict[str, ImportResult] | dict[str, InputError]) -> str:
+    name, number = source, 1
+    while name in taken:
+        number += 1
+        name = f"{source}:{file.name}" if number == 2 else f"{source}:{file.name}:{number}"
+    return name
+
+
+def _nothing(errors: list[InputError]) -> InputError:
+    if len(errors) == 1:
+        return errors[0]
+    return InputError("none of the files can be read:" + "".join(f"\n  {e}" for e in errors), hint=errors[0].hint)
+
+
+def _info(files: Sequence[Path], results: dict[str, ImportResult], failed: dict[str, InputError]) -> SessionInfo:
+    timed = [r for r in results.values() if r.stop_ns > r.start_ns]
+    return SessionInfo(
+        start_ns=min((r.start_ns for r in timed), default=0),
+        stop_ns=max((r.stop_ns for r in timed), default=0),
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        stopped_by="imported",
+        options={"files": [str(file) for file in files]},
+        clocks={name: r.clock for name, r in results.items() if r.clock},
+        collectors={
+            **{name: r.report for name, r in results.items()},
+            **{name: CollectorReport("failed", str(e), e.hint) for name, e in failed.items()},
+        },
+        tool_version=__version__,
+    )
