@@ -15,9 +15,9 @@ from perfscope.model.session import Session
 
 def diagnose(session: Session, thresholds: Thresholds | None = None) -> Diagnosis:
     """All verdicts on a session. Raises SessionError if a table can't be read."""
-    from perfscope.merge.timeline import thread_slices
+    from perfscope.merge.timeline import slices_of
 
-    return judge(session, list(thread_slices(session)), thresholds or defaults())
+    return judge(session, list(slices_of(session)), thresholds or defaults())
 
 
 def judge(session: Session, threads: Sequence[ThreadSlices], thresholds: Thresholds) -> Diagnosis:

@@ -36,8 +36,8 @@ class Facts:
 
     @cached_property
     def cores(self) -> int | None:
-        """CPUs the target could run on; None if the session doesn't say."""
-        found = self.info.host.get("cpus")
+        """CPUs of the host; None if the session doesn't say. The target may be allowed fewer: a bound stays a bound."""
+        found = self.info.host.get("cpus_online")
         return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
 
     @cached_property
@@ -146,6 +146,12 @@ class Facts:
             if t.stack_id[i] != ROOT:
                 return int(t.stack_id[i])
         return ROOT
+
+    def state_at(self, thread: int, time_ns: int) -> int:
+        """State of a thread at a time; UNKNOWN before and after it was observed."""
+        t = self.threads[thread]
+        at = int(np.searchsorted(t.start_ns, time_ns, side="right")) - 1
+        return UNKNOWN if at < 0 or time_ns >= t.end_ns[at] else int(t.state[at])
 
     @cached_property
     def innermost(self) -> dict[str, npt.NDArray[np.int32]]:

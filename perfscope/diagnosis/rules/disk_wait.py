@@ -56,8 +56,8 @@ def evaluate(facts: Facts, limits: Limits) -> Verdict:
         ),
         round(gain, 1),
         "keep it off the request's path: load weights and vocabularies once and keep them (mmap with MAP_POPULATE, "
-        "page cache), read ahead or in a thread of its own, write logs and caches without fsync or in the background, or "
-        "use a faster device",
+        "page cache), read ahead or in a thread of its own, write logs and caches without fsync or in the "
+        "background, or use a faster device",
         flame(facts, "off-cpu", [thread_name(facts, t) for t in waits.by_thread()]),
     )
     return Verdict(RULE, "flagged", why, (finding,))

@@ -1,10 +1,9 @@
 """lock-contention: threads wait for a lock that another thread holds, in Python or in Java.
 
 Python: futex waits on addresses other than the GIL's. A futex is also how a thread waits for work, so a wait counts as
-contention only if its address behaves like a lock, that is some thread both waited there and woke others there (it
-acquired and released), and the waiting code is not one of the standard library's waits for an event (Condition.wait,
-join, queues, pools). Java: JavaMonitorEnter events (which name the previous owner), and ThreadPark on a synchronizer
-that is owned (ReentrantLock and its read-write kin, Semaphore), not on conditions, latches or queues.
+contention only if the merge calls it a lock wait (its code is none of the standard library's waits for an event), and
+its address behaves like a lock: some thread both waited there and woke others there, so it acquired and released.
+Java: JavaMonitorEnter events (which name the previous owner), and ThreadPark where the merge calls it a lock wait.
 gives_back: Facts.ceiling_pct with the work staying.
 """
 
@@ -32,24 +31,12 @@ from perfscope.diagnosis.describe import (
 from perfscope.diagnosis.facts import Facts
 from perfscope.diagnosis.intervals import Intervals
 from perfscope.diagnosis.thresholds import Limits
+from perfscope.merge.slices import LOCK
+from perfscope.merge.waits import park_state
 from perfscope.model.finding import Evidence, Finding, Severity, Verdict
-from perfscope.model.stacks import ROOT, Frame
+from perfscope.model.stacks import ROOT
 
 RULE = "lock-contention"
-
-_EVENT_WAITS = (
-    ("threading.py", {"wait", "wait_for", "join", "_wait_for_tstate_lock", "_shutdown"}),
-    ("queue.py", None),
-    ("concurrent/futures/", None),
-    ("multiprocessing/", None),
-    ("asyncio/", None),
-    ("selectors.py", None),
-    ("socketserver.py", None),
-)
-"""Code of the standard library that waits for an event, not for a lock: (part of the file name, functions or all)."""
-
-_OWNED = ("$NonfairSync", "$FairSync", "$Sync")
-_NOT_OWNED = ("CountDownLatch", "ConditionObject", "SynchronousQueue", "CyclicBarrier", "Phaser")
 
 
 @dataclass(frozen=True)
@@ -151,7 +138,6 @@ def _held(facts: Facts, lock: _Lock) -> tuple[str, Evidence] | None:
     code = by_function(
         facts, np.asarray(list(stacks), np.int32), np.asarray(list(stacks.values()), np.int64), lock.layer
     )
-    code = [row for row in code if not _waits_for_event(row[0])] or code
     if code:
         text += f" at {label(code[0][0])}"
     what = f"held by {thread_name(facts, thread)}" + (f" at {label(code[0][0])}" if code else "")
@@ -174,13 +160,11 @@ def _python_locks(facts: Facts, pid: int) -> Iterator[_Lock]:
             continue  # nobody who waits here ever releases here: a wait for an event, not a lock
         kept, holders, stacks = [], [], []
         for thread, start, end, waker in rows:
-            stack = facts.stack_at(thread, start, end)
-            frame = None if stack == ROOT else facts.code_frame(stack, "python")
-            if frame is None or _waits_for_event(frame):
+            if facts.state_at(thread, start + (end - start) // 2) != LOCK:
                 continue
             kept.append((start, end, thread))
             holders.append(None if waker is None else facts.index.get((pid, waker)))
-            stacks.append(stack)
+            stacks.append(facts.stack_at(thread, start, end))
         if kept:
             yield _Lock(
                 "python",
@@ -193,11 +177,6 @@ def _python_locks(facts: Facts, pid: int) -> Iterator[_Lock]:
             )
 
 
-def _waits_for_event(frame: Frame) -> bool:
-    file = frame.file or ""
-    return any(part in file and (functions is None or frame.function in functions) for part, functions in _EVENT_WAITS)
-
-
 def _java_locks(facts: Facts, pid: int) -> Iterator[_Lock]:
     """Contended monitors and owned synchronizers of a JVM, by class and waiting place."""
     table = facts.rows("jvm_events", pid=pid, type=["JavaMonitorEnter", "ThreadPark"])
@@ -207,7 +186,7 @@ def _java_locks(facts: Facts, pid: int) -> Iterator[_Lock]:
     groups: dict[tuple[str, str], list[tuple[int, int, int, int | None, int]]] = defaultdict(list)
     for kind, tid, start, duration, subject, other, stack in zip(*columns, strict=True):
         thread = None if tid is None else facts.index.get((pid, tid))
-        if thread is None or duration <= 0 or (kind == "ThreadPark" and not _owned(subject)):
+        if thread is None or duration <= 0 or (kind == "ThreadPark" and park_state(subject) != LOCK):
             continue
         groups[kind, subject or "unknown class"].append(
             (thread, start, start + duration, other, ROOT if stack is None else stack)
@@ -223,7 +202,3 @@ def _java_locks(facts: Facts, pid: int) -> Iterator[_Lock]:
             [stack for *_, stack in rows],
             "jvm_events (JFR; waits above its threshold only)",
         )
-
-
-def _owned(subject: str | None) -> bool:
-    return subject is not None and subject.endswith(_OWNED) and not any(part in subject for part in _NOT_OWNED)
