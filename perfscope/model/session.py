@@ -6,6 +6,9 @@ that says it is unfinished, never one that looks complete.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -65,6 +68,7 @@ class SessionWriter:
         self._writers: dict[str, pq.ParquetWriter] = {}
         self._threads: dict[tuple[int, int], _Thread] = {}
         self._processes: dict[int, _Process] = {}
+        self._lock = -1
         if path.exists() and not force:
             raise RecordingError(
                 f"{path} exists already", hint="choose another name with -o, or replace it with --force"
@@ -76,9 +80,12 @@ class SessionWriter:
             )
         try:
             if self.partial.exists():
+                _refuse_if_in_use(self.partial)
                 shutil.rmtree(self.partial)
             (self.partial / "tables").mkdir(parents=True)
             self.raw.mkdir()
+            self._lock = os.open(self.partial, os.O_RDONLY)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise RecordingError(
                 f"can't make {self.partial}: {error.strerror}", hint="choose a writable place with -o DIR"
@@ -92,7 +99,8 @@ class SessionWriter:
     def append(self, table: str, columns: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Adds rows to a table: column name -> array-like (numpy, Arrow, list), or a sequence of row mappings.
 
-        Columns left out become null, which only nullable ones may; raises ValueError otherwise.
+        Columns left out become null, which only nullable ones may; raises ValueError otherwise. Raises RecordingError
+        when the disk is full: the session can't become whole then.
         """
         target = schema(table)
         if not isinstance(columns, Mapping):
@@ -112,12 +120,15 @@ class SessionWriter:
                 raise ValueError(f"{table}.{column.name} must not be null")
             arrays.append(array)
         data = pa.table(arrays, schema=target)
-        writer = self._writers.get(table)
-        if writer is None:
-            writer = self._writers[table] = pq.ParquetWriter(
-                self.partial / "tables" / f"{table}.parquet", target, compression="zstd"
-            )
-        writer.write_table(data)
+        try:
+            writer = self._writers.get(table)
+            if writer is None:
+                writer = self._writers[table] = pq.ParquetWriter(
+                    self.partial / "tables" / f"{table}.parquet", target, compression="zstd"
+                )
+            writer.write_table(data)
+        except OSError as error:
+            raise self._unwritable(error) from None
         self.rows[table] = self.rows.get(table, 0) + count
 
     def note_process(
@@ -131,7 +142,7 @@ class SessionWriter:
         start_ns: int | None = None,
         end_ns: int | None = None,
     ) -> None:
-        """Says something about a process; several sources may. What is said later wins, but native never beats a runtime.
+        """Says something about a process; several sources may. What is said later wins; native never beats a runtime.
 
         The earliest start and the latest end count.
         """
@@ -178,8 +189,11 @@ class SessionWriter:
         """Writes session.json into the unfinished directory (also early, with state "recording")."""
         text = json.dumps(info.to_json(), indent=1, ensure_ascii=False)
         temporary = self.partial / "session.json.new"
-        temporary.write_text(text + "\n", encoding="utf-8", errors="surrogateescape")
-        temporary.replace(self.partial / "session.json")
+        try:
+            temporary.write_text(text + "\n", encoding="utf-8", errors="surrogateescape")
+            temporary.replace(self.partial / "session.json")
+        except OSError as error:
+            raise self._unwritable(error) from None
 
     def finish(self, info: SessionInfo, *, keep_raw: bool = True) -> Path:
         """Writes threads, stacks and session.json, and gives the directory its name. Returns that path.
@@ -233,21 +247,45 @@ class SessionWriter:
             self.write_info(info)
             self._rename()
         except OSError as error:
-            raise RecordingError(
-                f"can't finish {self.path}: {error.strerror or error}; what was recorded is in {self.partial}",
-                hint="free some space, then: perfscope show " + str(self.partial),
-            ) from None
+            raise self._unwritable(error) from None
+        os.close(self._lock)
         return self.path
 
     def discard(self) -> None:
         """Removes the unfinished directory."""
-        self._close()
+        self._drop()
         shutil.rmtree(self.partial, ignore_errors=True)
 
     def _close(self) -> None:
+        while self._writers:
+            name, writer = self._writers.popitem()
+            try:
+                writer.close()
+            except OSError:
+                self._writers[name] = writer
+                raise
+
+    def _drop(self) -> None:
+        """Lets go of all files without completing them; for a session that will never be whole."""
         for writer in self._writers.values():
-            writer.close()
+            with contextlib.suppress(OSError):
+                writer.close()
+            writer.is_open = False  # or the garbage collector would try again, and complain
         self._writers.clear()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _unwritable(self, error: OSError) -> RecordingError:
+        self._drop()
+        (self.partial / "session.json.new").unlink(missing_ok=True)
+        shutil.rmtree(self.partial / "tables", ignore_errors=True)  # unreadable without their ends; gives space back
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
+        what = "no space left on its disk" if full else error.strerror or str(error)
+        return RecordingError(
+            f"{self.path} can't be written: {what}; the tools' own files that are whole are in {self.raw}",
+            hint=f"free some space (df -h {self.partial.parent}), or record to another disk with -o DIR",
+        )
 
     def _rename(self) -> None:
         # The old session goes only once the new one is whole, so a failed run never costs it.
@@ -258,6 +296,19 @@ class SessionWriter:
             shutil.rmtree(old)
         else:
             self.partial.rename(self.path)
+
+
+def _refuse_if_in_use(partial: Path) -> None:
+    """Raises RecordingError if a living recording holds the directory's lock."""
+    held = os.open(partial, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RecordingError(
+            f"another recording is being written to {partial}", hint="choose another name with -o"
+        ) from None
+    finally:
+        os.close(held)
 
 
 def _least(known: int | None, new: int | None) -> int | None:

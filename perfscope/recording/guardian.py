@@ -2,7 +2,8 @@
 
 `Guard` is perfscope's end: it starts this very file as a process of its own session and writes one JSON line per
 message into its standard input. When that closes, perfscope has finished or was killed, and every undo still
-registered runs, the latest first: none after a clean end, when every collector took its own back. The process imports only the standard library.
+registered runs, the latest first: none after a clean end, when every collector took its own back. The process
+imports only the standard library.
 """
 
 from __future__ import annotations

@@ -134,8 +134,10 @@ class Recording:
         finally:
             guard.close()
         self._own_cost()
+        self.signals.writing = True
         self._read(writer)
         writer.finish(self.info, keep_raw=request.keep_raw)
+        self.signals.writing = False
         return self.info
 
     def process_started(self, process: Process) -> None:

@@ -14,6 +14,7 @@ import select
 import signal
 from types import FrameType, TracebackType
 
+from perfscope.errors import RecordingError
 from perfscope.recording.launch import Target
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -36,10 +37,15 @@ def _in_foreground() -> bool:
 
 
 class Signals:
-    """Context in which signals are handled as above. `stop_requested`: name of the signal that ends the recording."""
+    """Context in which signals are handled as above.
+
+    stop_requested: name of the signal that ends the recording.
+    writing: set while the session is written: with no recording left to end, a signal gives up (RecordingError).
+    """
 
     def __init__(self, target: Target | None) -> None:
         self.target = target
+        self.writing = False
         self.stop_requested: str | None = None
         self._before: dict[int, object] = {}
 
@@ -68,6 +74,9 @@ class Signals:
             os.read(self._read, 4096)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
+        if self.writing and number in _ENDING and (self.target is None or self.target.exited()):
+            name = signal.Signals(number).name
+            raise RecordingError(f"{name} while the session was being written: it is not whole and can't be shown")
         if self.target is None:
             self.stop_requested = signal.Signals(number).name
         elif number == signal.SIGCHLD:
