@@ -1,0 +1,261 @@
+"""The kernel's own events of the target: scheduling, futex waits, block requests, births and deaths, GPU scheduler jobs.
+
+Three backends write the same records (records.py): libbpf with the shipped CO-RE object, bcc, and perf_event_open.
+Their clock is CLOCK_MONOTONIC, read by the kernel at the event.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+
+import numpy as np
+
+from perfscope import procfs
+from perfscope.clock import MONOTONIC
+from perfscope.collectors.base import Check, Collector, Context, Options
+from perfscope.collectors.ebpf import checks, gil, tables, threads
+from perfscope.collectors.ebpf.backend import Backend
+from perfscope.collectors.ebpf.drm import DrmEvents
+from perfscope.collectors.ebpf.records import ALIVE, BLOCK, DEATH, EVENT, EXEC, FORK, Records, chunks
+from perfscope.errors import CollectorError
+from perfscope.model.session import SessionWriter
+
+BACKENDS = {
+    "libbpf": "perfscope.collectors.ebpf.backend_libbpf:LibbpfBackend",
+    "bcc": "perfscope.collectors.ebpf.backend_bcc:BccBackend",
+    "perf": "perfscope.collectors.ebpf.backend_perf:PerfBackend",
+}
+"""In the order in which `auto` tries them."""
+
+DRAIN_SECONDS = 0.05
+
+
+class EbpfCollector(Collector):
+    """Follows every thread of the target from its first instruction, or from when the recording began."""
+
+    name = "ebpf"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._backend: Backend | None = None
+        self._drm: DrmEvents | None = None
+        self._initial: list[threads.Life] = []
+        self._final: dict[int, procfs.SchedStat | None] = {}
+        self._names: dict[int, str | None] = {}
+        self._runtimes: dict[int, list[tuple[int, int]]] = {}
+        self._unread_runtimes: set[int] = set()
+        self._start_ns = self._stop_ns = self._cpu_ns = 0
+        self._stopping = threading.Event()
+        self._drainer: threading.Thread | None = None
+        self._drain_error: OSError | None = None
+
+    @classmethod
+    def check(cls, options: Options) -> Iterable[Check]:
+        """Rows of `perfscope doctor`: each backend, and what the kernel can tell."""
+        return checks.rows(options)
+
+    def start(self, root_pids: list[int]) -> None:
+        """Attaches, then follows the threads of `root_pids` and of all their descendants.
+
+        Raises CollectorError, with what mends it, if no backend can run here.
+        """
+        with self._cost():
+            self.context.raw.mkdir(parents=True, exist_ok=True)
+            backend = self._backend = self._open()
+            self.report.version = f"{backend.name} ({backend.version})"
+            self.report.notes += backend.notes
+            self._drm = DrmEvents.open(self.context.raw, backend.name)
+            self.report.notes += self._drm.notes
+            self._start_ns = time.monotonic_ns()
+            self._follow_trees(root_pids)
+        self._drainer = threading.Thread(target=self._drain_loop, name="perfscope-ebpf", daemon=True)
+        self._drainer.start()
+
+    def _open(self) -> Backend:
+        wanted = self.context.options.ebpf_backend
+        refused: list[tuple[str, CollectorError]] = []
+        for name in BACKENDS if wanted == "auto" else [wanted]:
+            try:
+                backend = _backend_class(name)(self.context.raw)
+            except CollectorError as error:
+                for leftover in ("events.bin", "blocks.bin"):
+                    (self.context.raw / leftover).unlink(missing_ok=True)
+                refused.append((name, error))
+                continue
+            self.report.notes += [f"backend {other} can't run here: {why}" for other, why in refused]
+            return backend
+        why = "; ".join(f"{name}: {error}" for name, error in refused)
+        raise CollectorError(f"no backend can run here: {why}", hint=refused[0][1].hint)
+
+    def _follow_trees(self, roots: list[int]) -> None:
+        """Until a look finds nothing new: a thread started by one that wasn't yet followed would be missed."""
+        tried: set[int] = set()
+        found = True
+        while found:
+            found = False
+            for pid in procfs.tree(roots):
+                if pid in self.context.own_pids:
+                    continue
+                for tid in procfs.threads(pid):
+                    if tid not in tried:
+                        tried.add(tid)
+                        found = True
+                        self._follow(pid, tid)
+
+    def _follow(self, pid: int, tid: int) -> None:
+        backend = self._backend
+        thread = threads.snapshot(pid, tid)
+        if backend is None or thread is None or not backend.follow(thread):
+            return
+        now = time.monotonic_ns()
+        before = procfs.schedstat(pid, tid)
+        if before is None:
+            backend.forget(tid)
+            return
+        self._initial.append(
+            threads.Life(pid, tid, now, name=procfs.comm(pid, tid), state=thread.state, before=before)
+        )
+
+    def process_started(self, process: procfs.Process) -> None:
+        """Follows it if the kernel's fork events didn't, and finds where its CPython keeps the GIL."""
+        with self._cost():
+            if self._backend is None or process.pid in self.context.own_pids:
+                return
+            self._follow_trees([process.pid])
+            if process.runtime == "python":
+                self._runtimes[process.pid] = gil.runtime_ranges(process.pid)
+                if not self._runtimes[process.pid]:
+                    self._unread_runtimes.add(process.pid)
+
+    def tick(self) -> None:
+        """Raises CollectorError once the records can't be written any more (disk full)."""
+        if self._drain_error is not None:
+            raise CollectorError(f"can't write {self.context.raw}: {self._drain_error.strerror}")
+
+    def _drain_loop(self) -> None:
+        assert self._backend is not None
+        try:
+            while not self._stopping.wait(DRAIN_SECONDS):
+                self._backend.drain()
+                if self._drm is not None:
+                    self._drm.drain()
+        except OSError as error:
+            self._drain_error = error
+        finally:
+            self._cpu_ns += time.thread_time_ns()
+
+    def stop(self) -> None:
+        """Detaches everything, and takes /proc's last word on the threads that live on."""
+        if self._stop_ns:
+            return
+        with self._cost():
+            self._stopping.set()
+            if self._drainer is not None:
+                self._drainer.join()
+            self._stop_ns = time.monotonic_ns()
+            backend = self._backend
+            if backend is None:
+                return
+            try:
+                backend.stop()
+                if self._drm is not None:
+                    self._drm.stop()
+            except OSError as error:
+                self._drain_error = error
+            for pid, tid in self._alive():
+                self._final[tid] = procfs.schedstat(pid, tid)
+                self._names[tid] = procfs.comm(pid, tid)
+
+    def _alive(self) -> Iterator[tuple[int, int]]:
+        for events in chunks(self.context.raw / "events.bin", EVENT):
+            for record in events[events["kind"] == ALIVE]:
+                yield int(record["tgid"]), int(record["tid"])
+
+    def read(self, writer: SessionWriter, start_ns: int, stop_ns: int) -> None:
+        """Writes sched, waits, block_io and drm_jobs; notes processes and threads; completes `report` and `clocks`."""
+        self.clocks["ebpf"] = MONOTONIC
+        backend = self._backend
+        if backend is None:
+            return
+        window = tables.Window(max(start_ns, self._start_ns), min(stop_ns, self._stop_ns))
+        tasks, addresses, count = self._scan()
+        lives = threads.build(self._initial, tasks, self._final, self._stop_ns)
+        for life in lives.lives:
+            if life.end_ns is None:
+                life.name = self._names.get(life.tid) or life.name
+        sched = tables.SchedTable(writer, lives, window)
+        judge = self._learn_gil(lives.parents)
+        for events in self._events():
+            sched.add(events)
+            tables.append_waits(writer, events, window, judge.is_gil)
+        sched.add_untold()
+        for blocks in chunks(self.context.raw / "blocks.bin", BLOCK):
+            count += len(blocks)
+            tables.append_blocks(writer, blocks, window, lives.lives)
+        if self._drm is not None:
+            count += self._drm.read(writer, window)
+        tables.note_lives(writer, lives, window)
+        self._complete(lives, window, count)
+
+    def _events(self) -> Iterator[Records]:
+        return chunks(self.context.raw / "events.bin", EVENT)
+
+    def _scan(self) -> tuple[Records, None, int]:
+        tasks, count = [np.empty(0, EVENT)], 0
+        for events in self._events():
+            count += len(events)
+            tasks.append(events[np.isin(events["kind"], (FORK, EXEC, DEATH, ALIVE))])
+        return np.concatenate(tasks), None, count
+
+    def _learn_gil(self, parents: dict[int, int]) -> gil.GilAddresses:
+        judge = gil.GilAddresses(self._runtimes, parents)
+        for events in self._events():
+            judge.learn(events)
+        return judge
+
+    def _complete(self, lives: threads.Lives, window: tables.Window, count: int) -> None:
+        assert self._backend is not None
+        losses = self._backend.losses()
+        report = self.report
+        report.events = count
+        report.lost_events = losses.events + losses.blocks + losses.untracked + losses.raws
+        report.cpu_ns = self._cpu_ns
+        report.covered_ns = [(window.start_ns, window.stop_ns)]
+        report.details["lost"] = vars(losses)
+        incomplete = sum(not life.complete for life in lives.lives)
+        problems = []
+        if report.lost_events:
+            problems.append(f"{report.lost_events} events lost (buffers full)")
+        if incomplete:
+            problems.append(f"{incomplete} of {len(lives.lives)} threads have gaps in their scheduling events")
+        if self._drain_error is not None:
+            problems.append(f"records couldn't be written: {self._drain_error.strerror}")
+        if problems:
+            report.status, report.why = "partial", "; ".join(problems)
+        if self._unread_runtimes:
+            pids = ", ".join(map(str, sorted(self._unread_runtimes)))
+            report.notes.append(f"no _PyRuntime symbol in process {pids}: its GIL waits are counted as other locks")
+        if any(self._runtimes.values()):
+            report.notes.append(
+                "GIL waits are those for the main interpreter's GIL: subinterpreters with a GIL of their own show as "
+                "other locks, free-threaded builds have no GIL"
+            )
+
+    @contextmanager
+    def _cost(self) -> Iterator[None]:
+        before = time.thread_time_ns()
+        try:
+            yield
+        finally:
+            self._cpu_ns += time.thread_time_ns() - before
+
+
+def _backend_class(name: str) -> Callable[[os.PathLike[str]], Backend]:
+    module, _, attribute = BACKENDS[name].partition(":")
+    loaded: Callable[[os.PathLike[str]], Backend] = getattr(import_module(module), attribute)
+    return loaded

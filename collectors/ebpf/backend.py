@@ -1,0 +1,66 @@
+"""What a backend is: something that follows threads and writes EVENT and BLOCK records into a directory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Thread:
+    """A thread when it began to be followed. state: kernel task state (records.STATE_OF_STAT)."""
+
+    tgid: int
+    tid: int
+    state: int
+    wait: tuple[int, int] | None = None
+    """(futex op, address) if it sat in futex(2) then."""
+
+
+@dataclass
+class Losses:
+    """Records that didn't fit their buffer, and threads born that couldn't be followed."""
+
+    events: int = 0
+    blocks: int = 0
+    untracked: int = 0
+    raws: int = 0
+
+
+class Backend(ABC):
+    """Attached from the end of __init__ to `stop`. Raises CollectorError where it can't run.
+
+    paired: SCHED, WAIT and whole block requests are written; else the unpaired kinds, for `pairing` to join.
+    """
+
+    name: str
+    paired: bool
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.notes: list[str] = []
+
+    @property
+    @abstractmethod
+    def version(self) -> str: ...
+
+    @abstractmethod
+    def follow(self, thread: Thread) -> bool:
+        """Begins to record a thread, and every thread and process it will start. False if it is followed already."""
+
+    @abstractmethod
+    def forget(self, tid: int) -> None:
+        """The thread was gone before it was followed."""
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Moves what has been recorded so far into the files. Raises OSError when the disk is full."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Detaches, drains, writes ALIVE records and whatever is still open, and closes. Idempotent."""
+
+    @abstractmethod
+    def losses(self) -> Losses:
+        """Counted so far; final after `stop`."""

@@ -1,0 +1,134 @@
+"""Backend 1: the shipped CO-RE object, through libbpf. Needs the kernel's BTF; neither tracefs nor headers."""
+
+from __future__ import annotations
+
+import platform
+import struct
+import time
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from perfscope import probes
+from perfscope.collectors.ebpf import libbpf
+from perfscope.collectors.ebpf.backend import Backend, Losses, Thread
+from perfscope.collectors.ebpf.records import ALIVE, BLOCK, EVENT, OP_TIMED, WAIT
+from perfscope.collectors.ebpf.ring import open_ring, write_all
+from perfscope.errors import CollectorError
+
+BTF = Path("/sys/kernel/btf/vmlinux")
+THREAD = struct.Struct("<QQQQIIIIIIII")  # struct thread of perfscope.bpf.c
+FUTEX_NUMBER = {"x86_64": 202, "aarch64": 98}
+COMMON = (
+    "on_switch",
+    "on_waking",
+    "on_wakeup",
+    "on_wakeup_new",
+    "on_fork",
+    "on_exec",
+    "on_sys_enter",
+    "on_sys_exit",
+    "on_issue",
+    "on_complete",
+)
+
+
+@cache
+def kernel_has(tracepoint: str) -> bool:
+    """True if the kernel's BTF describes that tracepoint. Raises CollectorError without BTF."""
+    try:
+        return b"\0btf_trace_" + tracepoint.encode() + b"\0" in BTF.read_bytes()
+    except OSError as error:
+        raise CollectorError(
+            f"the kernel describes no types ({BTF}: {error.strerror})", hint="a kernel with CONFIG_DEBUG_INFO_BTF=y"
+        ) from None
+
+
+class LibbpfBackend(Backend):
+    name = "libbpf"
+    paired = True
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        machine = platform.machine()
+        if machine not in FUTEX_NUMBER:
+            raise CollectorError(f"no system call numbers known for {machine}")
+        first = "on_io_start" if kernel_has("block_io_start") else "on_getrq"
+        programs = (*COMMON, first)
+        self._object = self._load(programs, FUTEX_NUMBER[machine])
+        try:
+            self._threads = self._object.map("threads", 4, THREAD.size)
+            self._requests = self._object.map("requests", 8, BLOCK.itemsize)
+            self._rings = [
+                open_ring(self._object.map("events").fd, 32 << 20, EVENT.itemsize, directory / "events.bin"),
+                open_ring(self._object.map("blocks").fd, 4 << 20, BLOCK.itemsize, directory / "blocks.bin"),
+            ]
+            for program in programs:
+                self._object.attach(program)
+        except CollectorError:
+            self._object.close()
+            raise
+        self._losses: Losses | None = None
+
+    @staticmethod
+    def _load(programs: tuple[str, ...], futex_number: int) -> libbpf.Object:
+        path = probes.path("bpf", "perfscope.bpf.o")
+        try:
+            return libbpf.Object(path, programs, {"futex_nr": (0, futex_number), "has_prev_state": (4, 1)})
+        except CollectorError as error:
+            if error.hint:
+                raise
+            return libbpf.Object(path, programs, {"futex_nr": (0, futex_number), "has_prev_state": (4, 0)})
+
+    @property
+    def version(self) -> str:
+        return f"libbpf {libbpf.version()}"
+
+    def follow(self, thread: Thread) -> bool:
+        op, address = thread.wait or (0, 0)
+        start = time.monotonic_ns() if thread.wait else 0
+        wake = time.monotonic_ns() if thread.state == 0 else 0
+        entry = THREAD.pack(0, wake, start, address, thread.tgid, thread.state, 0, 0, op, 0, 0, 0)
+        return self._threads.add(struct.pack("<I", thread.tid), entry)
+
+    def forget(self, tid: int) -> None:
+        self._threads.delete(struct.pack("<I", tid))
+
+    def drain(self) -> None:
+        for ring in self._rings:
+            ring.drain()
+
+    def stop(self) -> None:
+        if self._losses is not None:
+            return
+        self._object.detach()
+        try:
+            self.drain()
+            self._write_open()
+        finally:
+            o = self._object
+            self._losses = Losses(o.counter(0), o.counter(1), o.counter(2))
+            for ring in self._rings:
+                ring.close()
+            o.close()
+
+    def _write_open(self) -> None:
+        events = []
+        for key, value in self._threads.items():
+            off, wake, start, address, tgid, state, waker, _, op, lost, seen, _ = THREAD.unpack(value)
+            tid = int.from_bytes(key, "little")
+            events.append((0, off, wake, tgid, tid, waker, state, lost, seen, ALIVE, 0))
+            if start:
+                events.append((0, start, address, tgid, tid, 0, 0, op & (OP_TIMED | 0xFFFF), 0, WAIT, 0))
+        with (self.directory / "events.bin").open("ab", buffering=0) as file:
+            write_all(file.fileno(), np.array(events, EVENT).view(np.uint8))
+        requests = b"".join(value for _, value in self._requests.items())
+        with (self.directory / "blocks.bin").open("ab", buffering=0) as file:
+            write_all(file.fileno(), np.frombuffer(requests, np.uint8))
+
+    def losses(self) -> Losses:
+        if self._losses is not None:
+            return self._losses
+        o = self._object
+        return Losses(o.counter(0), o.counter(1), o.counter(2))

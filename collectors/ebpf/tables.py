@@ -1,0 +1,242 @@
+"""EVENT and BLOCK records -> the session's tables, in bounded pieces."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from perfscope.collectors.ebpf.records import ALIVE, LETTERS, SCHED, WAIT, Records, state_codes
+from perfscope.collectors.ebpf.threads import Life, Lives
+from perfscope.model.session import SessionWriter
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Window:
+    """The recorded interval: nothing outside it goes into a table."""
+
+    start_ns: int
+    stop_ns: int
+
+
+def _masked(values: npt.NDArray[Any], null: Bools, type_: pa.DataType) -> pa.Array:
+    return pa.array(values, type_, mask=null)
+
+
+def _category(codes: npt.NDArray[np.int32], names: Iterable[str]) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(list(names), pa.string()))
+
+
+class SchedTable:
+    """Writes `sched`. A thread that was off the CPU when it began to be followed was so since then."""
+
+    def __init__(self, writer: SessionWriter, lives: Lives, window: Window) -> None:
+        self._writer, self._lives, self._window = writer, lives, window
+        starts: dict[int, int] = {}
+        for life in lives.lives:
+            if not life.born:
+                starts[life.tid] = life.start_ns
+        self._tids = np.array(sorted(starts), np.int64)
+        self._starts = np.array([starts[tid] for tid in sorted(starts)], np.int64)
+
+    def add(self, events: Records) -> None:
+        """SCHED records, and ALIVE ones of threads that are off the CPU at the end."""
+        chosen = events[(events["kind"] == SCHED) | ((events["kind"] == ALIVE) & (events["a"] != 0))]
+        open_ = chosen["kind"] == ALIVE
+        self._append(
+            chosen["tgid"],
+            chosen["tid"],
+            chosen["a"].astype(np.int64),
+            chosen["b"].astype(np.int64),
+            np.where(open_, 0, chosen["time"]).astype(np.int64),
+            state_codes(chosen["value"]),
+            chosen["other"],
+            chosen["cpu"],
+            chosen["extra"],
+        )
+
+    def add_untold(self) -> None:
+        """Rows for what no event tells: threads that never switched, and the time between two lives of one id."""
+        rows: list[tuple[int, int, int, int, int, int]] = []
+        for (tgid, tid), lives in self._lives.of().items():
+            for before, after in zip(lives, lives[1:], strict=False):
+                if before.end_ns is not None:
+                    rows.append((tgid, tid, before.end_ns, 0, after.start_ns, LETTERS.index("X")))
+            last = lives[-1]
+            if last.never and last.complete and last.cpu_ns == 0 and last.end_ns is None:
+                code = int(state_codes(np.array([last.state]))[0])
+                rows.append((tgid, tid, last.start_ns, last.start_ns if code == 0 else 0, 0, code))
+        if rows:
+            columns = [np.array(column, np.int64) for column in zip(*rows, strict=True)]
+            none = np.zeros(len(rows), np.int64)
+            self._append(*columns[:5], columns[5].astype(np.int32), none, none, none)
+
+    def _append(
+        self,
+        tgid: npt.NDArray[Any],
+        tid: npt.NDArray[Any],
+        off: npt.NDArray[np.int64],
+        wake: npt.NDArray[np.int64],
+        on: npt.NDArray[np.int64],
+        code: npt.NDArray[np.int32],
+        waker: npt.NDArray[Any],
+        cpu: npt.NDArray[Any],
+        previous: npt.NDArray[Any],
+    ) -> None:
+        start, stop = self._window.start_ns, self._window.stop_ns
+        off = np.maximum(off, start)
+        if len(self._tids):
+            early = np.flatnonzero(off < max(start + 1, int(self._starts.max()) + 1))
+            at = np.minimum(np.searchsorted(self._tids, tid[early]), len(self._tids) - 1)
+            hit = self._tids[at] == tid[early]
+            off[early] = np.where(hit, np.maximum(off[early], self._starts[at]), off[early])
+        on = np.where(on > stop, 0, on)
+        keep = (off < stop) & ((on == 0) | (on > off))
+        off, on, wake = off[keep], on[keep], wake[keep]
+        wake = np.where((wake > stop) | (wake == 0), 0, np.maximum(wake, off))
+        ended = on != 0
+        woken, code, waker = wake != 0, code[keep], waker[keep]
+        self._writer.append(
+            "sched",
+            {
+                "pid": tgid[keep].astype(np.int32),
+                "tid": tid[keep].astype(np.int32),
+                "off_ns": off,
+                "wake_ns": _masked(wake, ~woken, pa.int64()),
+                "on_ns": _masked(on, ~ended, pa.int64()),
+                "state": _category(code, LETTERS),
+                "waker_tid": _masked(waker.astype(np.int32), (waker == 0) | ~woken | (code == 0), pa.int32()),
+                "cpu": _masked(cpu[keep].astype(np.int32), ~ended, pa.int32()),
+                "prev_tid": _masked(previous[keep].astype(np.int32), ~ended, pa.int32()),
+            },
+        )
+
+
+def append_waits(
+    writer: SessionWriter, events: Records, window: Window, is_gil: Callable[[Records], Bools]
+) -> None:
+    """Writes the WAIT records among `events` to `waits`."""
+    chosen = events[events["kind"] == WAIT]
+    start = np.maximum(chosen["a"].astype(np.int64), window.start_ns)
+    end = np.where(chosen["time"] > window.stop_ns, 0, chosen["time"]).astype(np.int64)
+    keep = (start < window.stop_ns) & ((end == 0) | (end >= start))
+    chosen, start, end = chosen[keep], start[keep], end[keep]
+    open_ = end == 0
+    writer.append(
+        "waits",
+        {
+            "pid": chosen["tgid"].astype(np.int32),
+            "tid": chosen["tid"].astype(np.int32),
+            "start_ns": start,
+            "end_ns": _masked(end, open_, pa.int64()),
+            "kind": _category(is_gil(chosen).astype(np.int32), ("futex", "gil")),
+            "address": chosen["b"],
+            "waker_tid": _masked(chosen["other"].astype(np.int32), open_ | (chosen["other"] == 0), pa.int32()),
+            "result": _masked(chosen["value"], open_, pa.int32()),
+        },
+    )
+
+
+# blk_status_t (include/linux/blk_types.h, block/blk-core.c), which the tracepoint carries since 5.16; errno before.
+_STATUS = [0, errno.EOPNOTSUPP, errno.ETIMEDOUT, errno.ENOSPC, errno.ENOLINK, errno.EREMOTEIO, errno.EBADE,
+           errno.ENODATA, errno.EILSEQ, errno.ENOMEM, errno.EIO, errno.EREMCHG, errno.EAGAIN, errno.EBUSY]  # fmt: skip
+
+
+def block_errors(value: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """0 or negative errno for what the completion carried."""
+    table = np.array(_STATUS, np.int32)
+    known = np.where((value > 0) & (value < len(table)), -table[np.clip(value, 0, len(table) - 1)], value)
+    return np.where(known > 0, -errno.EIO, known).astype(np.int32)
+
+
+def operation(rwbs: str) -> str:
+    """What a request does, by the letters the kernel gives it."""
+    letters = rwbs[1:] if rwbs[:1] == "F" and len(rwbs) > 1 and rwbs[1] in "RWD" else rwbs
+    return {"R": "read", "W": "write", "D": "discard", "F": "flush"}.get(letters[:1], "other")
+
+
+def device_name(device: int) -> str:
+    """Kernel's name of a block device, else major:minor."""
+    number = f"{device >> 20}:{device & 0xFFFFF}"
+    try:
+        return Path(f"/sys/dev/block/{number}").resolve(strict=True).name
+    except OSError:
+        return number
+
+
+def append_blocks(writer: SessionWriter, blocks: Records, window: Window, lives: Iterable[Life]) -> None:
+    """Writes whole block requests to `block_io`."""
+    start = blocks["start"].astype(np.int64)
+    complete = blocks["complete"].astype(np.int64)
+    keep = (start < window.stop_ns) & ((complete == 0) | (complete > window.start_ns))
+    rows = blocks[keep]
+    if not len(rows):
+        return
+    targets = np.array(sorted({life.tid for life in lives}), np.int64)
+    flags, flag_codes = np.unique(rows["rwbs"], return_inverse=True)
+    names = [flag.decode(errors="replace") for flag in flags]
+    devices, device_codes = np.unique(rows["dev"], return_inverse=True)
+    issue = np.where(rows["issue"] > window.stop_ns, 0, rows["issue"]).astype(np.int64)
+    done = np.where(rows["complete"] > window.stop_ns, 0, rows["complete"]).astype(np.int64)
+    writer.append(
+        "block_io",
+        {
+            "start_ns": rows["start"].astype(np.int64),
+            "issue_ns": _masked(issue, issue == 0, pa.int64()),
+            "complete_ns": _masked(done, done == 0, pa.int64()),
+            "pid": rows["tgid"].astype(np.int32),
+            "tid": rows["tid"].astype(np.int32),
+            "comm": [name.decode(errors="replace") for name in rows["comm"].tolist()],
+            "device": _category(device_codes.astype(np.int32), [device_name(int(d)) for d in devices]),
+            "sector": rows["sector"].astype(np.int64),
+            "bytes": rows["bytes"].astype(np.int64),
+            "operation": _category(flag_codes.astype(np.int32), [operation(name) for name in names]),
+            "flags": _category(flag_codes.astype(np.int32), names),
+            "error": _masked(block_errors(rows["error"]), done == 0, pa.int32()),
+            "in_target": np.isin(rows["tid"], targets),
+        },
+    )
+
+
+def note_lives(writer: SessionWriter, lives: Lives, window: Window) -> None:
+    """Tells the session of every thread and process: names, births, deaths, CPU times, completeness."""
+    ends: dict[int, list[int | None]] = {}
+    names: dict[int, str] = {}
+    for life in lives.lives:
+        ends.setdefault(life.tgid, []).append(life.end_ns)
+        if life.tid == life.tgid and life.name:
+            names[life.tgid] = life.name
+    for (tgid, tid), lifes in lives.of().items():
+        first, last = lifes[0], lifes[-1]
+        if first.start_ns >= window.stop_ns or (last.end_ns is not None and last.end_ns <= window.start_ns):
+            continue
+        whole = len(lifes) == 1 and first.start_ns >= window.start_ns
+        writer.note_thread(
+            tgid,
+            tid,
+            name=last.name,
+            start_ns=max(first.start_ns, window.start_ns),
+            end_ns=window.stop_ns if last.end_ns is None else min(last.end_ns, window.stop_ns),
+            cpu_ns=first.cpu_ns if whole else None,
+            runnable_ns=first.runnable_ns if whole else None,
+            sched_complete=all(life.complete for life in lifes),
+        )
+    for tgid, all_ends in ends.items():
+        known = [end for end in all_ends if end is not None]
+        dead = len(known) == len(all_ends)
+        starts = [life.start_ns for life in lives.lives if life.tgid == tgid]
+        writer.note_process(
+            tgid,
+            ppid=lives.parents.get(tgid),
+            name=names.get(tgid),
+            start_ns=max(min(starts), window.start_ns),
+            end_ns=min(max(known), window.stop_ns) if dead else None,
+        )

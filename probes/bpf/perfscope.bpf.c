@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause)
+// Scheduling, futex waits, births and deaths of the recorded threads, and every block request.
+// CO-RE: offsets and enumerators come from the running kernel's BTF at load. Every program is a BTF-typed
+// tracepoint, so neither tracefs nor kernel headers are needed.
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include <bpf/bpf_core_read.h>
+#include "event.h"
+
+typedef __u8 u8;
+typedef __u32 u32;
+typedef __s32 s32;
+typedef __u64 u64;
+typedef _Bool bool;
+#define CORE __attribute__((preserve_access_index))
+
+struct task_struct { int pid, tgid; char comm[16]; unsigned int __state; } CORE;
+struct task_struct___old { long state; } CORE;			/* before 5.14 */
+struct pt_regs___x86 { unsigned long di, si, r10, orig_ax; } CORE;
+struct pt_regs___arm64 { u64 regs[31]; s32 syscallno; } CORE;
+struct gendisk { int major, first_minor; } CORE;
+struct request_queue { struct gendisk *disk; } CORE;
+struct request { struct request_queue *q; unsigned int cmd_flags, __data_len; u64 __sector; } CORE;
+struct request___old { struct gendisk *rq_disk; } CORE;		/* before 5.17 */
+struct block_device { struct gendisk *bd_disk; } CORE;
+struct bvec_iter { u64 bi_sector; unsigned int bi_size; } CORE;
+struct bio { struct block_device *bi_bdev; struct bvec_iter bi_iter; } CORE;
+enum req_op { REQ_OP_READ = 0, REQ_OP_WRITE = 1, REQ_OP_FLUSH = 2, REQ_OP_DISCARD = 3, REQ_OP_SECURE_ERASE = 5 };
+
+/* Set by the loader before loading. */
+const volatile u32 futex_nr = 202;
+const volatile u32 has_prev_state = 1;	/* sched_switch has a fourth argument (5.18) */
+
+#define TASK_DEAD 0x80
+#define NEWBORN 0x10000
+
+enum { LOST_EVENTS, LOST_BLOCK, UNTRACKED };
+
+struct thread {
+	u64 off, wake, wait_start, wait_address;
+	u32 tgid, state, waker, last_waker, wait_op, lost, seen, pad;
+};
+
+struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, 65536); __type(key, u32); __type(value, struct thread); } threads SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, 16384); __type(key, u64); __type(value, struct block); } requests SEC(".maps");
+struct place { u64 sector; u32 dev, pad; };
+struct { __uint(type, BPF_MAP_TYPE_LRU_HASH); __uint(max_entries, 16384); __type(key, struct place); __type(value, struct block); } pending SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_RINGBUF); __uint(max_entries, 32 << 20); } events SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_RINGBUF); __uint(max_entries, 4 << 20); } blocks SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, 4); __type(key, u32); __type(value, u64); } lost SEC(".maps");
+
+static __always_inline void count_lost(u32 what)
+{
+	u64 *n = bpf_map_lookup_elem(&lost, &what);
+	if (n)
+		__sync_fetch_and_add(n, 1);
+}
+
+static __always_inline struct thread *find(u32 tid)
+{
+	return bpf_map_lookup_elem(&threads, &tid);
+}
+
+static __always_inline struct event *record(u8 kind, u64 time, u32 tgid, u32 tid)
+{
+	struct event *e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
+	if (!e) {
+		count_lost(LOST_EVENTS);
+		return 0;
+	}
+	e->time = time;
+	e->a = e->b = 0;
+	e->tgid = tgid;
+	e->tid = tid;
+	e->other = e->value = e->extra = 0;
+	e->cpu = bpf_get_smp_processor_id();
+	e->kind = kind;
+	e->pad = 0;
+	return e;
+}
+
+static __always_inline void submit(struct event *e)
+{
+	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+}
+
+static __always_inline u32 state_of(struct task_struct *task)
+{
+	if (bpf_core_field_exists(task->__state))
+		return task->__state;
+	return ((struct task_struct___old *)task)->state;
+}
+
+SEC("tp_btf/sched_switch")
+int on_switch(u64 *ctx)
+{
+	bool preempt = ctx[0];
+	struct task_struct *prev = (void *)ctx[1], *next = (void *)ctx[2];
+	u32 out = prev->pid, in = next->pid;
+	u64 now = bpf_ktime_get_ns();
+	struct thread *p = find(out);	/* the idle threads, number 0, are never followed */
+	if (p) {
+		/* The argument is what the scheduler decided on; the field may already say "being woken". */
+		u32 state = has_prev_state ? (u32)ctx[3] : state_of(prev);
+		if (state_of(prev) & TASK_DEAD) {
+			struct event *e = record(DEATH, now, p->tgid, out);
+			if (e) {
+				e->value = p->lost;
+				bpf_get_current_comm(&e->a, 16);
+				submit(e);
+			}
+			bpf_map_delete_elem(&threads, &out);
+		} else {
+			p->state = preempt ? 0 : state;
+			p->wake = p->state ? 0 : now;
+			p->off = now;
+			p->seen = 1;
+		}
+	}
+	struct thread *n = find(in);
+	if (n) {
+		struct event *e = record(SCHED, now, n->tgid, in);
+		if (e) {
+			e->a = n->off;
+			e->b = n->wake;
+			e->other = n->state ? n->waker : 0;
+			e->value = n->state;
+			e->extra = out;
+			submit(e);
+		} else {
+			n->lost++;
+		}
+		if (n->state)
+			n->last_waker = n->waker;
+		n->waker = 0;
+		n->off = 0;
+		n->seen = 1;
+	}
+	return 0;
+}
+
+/* The waker is whoever runs now; sched_wakeup may run later, on the CPU of the woken, in someone else's name. */
+SEC("tp_btf/sched_waking")
+int BPF_PROG(on_waking, struct task_struct *task)
+{
+	struct thread *t = find(task->pid);
+	if (t)
+		t->waker = (u32)bpf_get_current_pid_tgid();
+	return 0;
+}
+
+static __always_inline int runnable(struct task_struct *task)
+{
+	struct thread *t = find(task->pid);
+	if (t && !t->wake && (t->off || !t->seen))
+		t->wake = bpf_ktime_get_ns();
+	return 0;
+}
+
+SEC("tp_btf/sched_wakeup")
+int BPF_PROG(on_wakeup, struct task_struct *task)
+{
+	return runnable(task);
+}
+
+SEC("tp_btf/sched_wakeup_new")
+int BPF_PROG(on_wakeup_new, struct task_struct *task)
+{
+	struct thread *t = find(task->pid);
+	if (t)
+		t->waker = (u32)bpf_get_current_pid_tgid();
+	return runnable(task);
+}
+
+SEC("tp_btf/sched_process_fork")
+int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
+{
+	u32 tid = child->pid;
+	if (!find(parent->pid))
+		return 0;
+	u64 now = bpf_ktime_get_ns();
+	struct thread t = { .off = now, .tgid = child->tgid, .state = NEWBORN, .seen = 1 };
+	if (bpf_map_update_elem(&threads, &tid, &t, BPF_ANY))
+		count_lost(UNTRACKED);
+	struct event *e = record(FORK, now, t.tgid, tid);
+	if (e) {
+		bpf_get_current_comm(&e->a, 16);
+		e->other = parent->tgid;
+		e->value = parent->pid;
+		submit(e);
+	}
+	return 0;
+}
+
+SEC("tp_btf/sched_process_exec")
+int BPF_PROG(on_exec, struct task_struct *task, int old)
+{
+	u32 tid = task->pid, before = old;
+	struct thread *t = find(before);
+	if (!t)
+		return 0;
+	u64 now = bpf_ktime_get_ns();
+	if (before != tid) {	/* a thread that execs takes over its leader's id */
+		struct thread again = { .tgid = t->tgid, .seen = 1 };
+		bpf_map_update_elem(&threads, &tid, &again, BPF_ANY);
+		bpf_map_delete_elem(&threads, &before);
+	}
+	struct event *e = record(EXEC, now, task->tgid, tid);
+	if (e) {
+		bpf_get_current_comm(&e->a, 16);
+		e->other = before;
+		submit(e);
+	}
+	return 0;
+}
+
+/* futex(2). A wait is one call: CPython's wait for the GIL is many, each with a timeout. */
+SEC("tp_btf/sys_enter")
+int BPF_PROG(on_sys_enter, void *regs, long nr)
+{
+	if (nr != futex_nr)
+		return 0;
+	struct thread *t = find((u32)bpf_get_current_pid_tgid());
+	if (!t)
+		return 0;
+	u64 address = 0, op = 0, timeout = 0;
+	struct pt_regs___x86 *x = regs;
+	struct pt_regs___arm64 *a = regs;
+	if (bpf_core_field_exists(x->di)) {
+		address = BPF_CORE_READ(x, di);
+		op = BPF_CORE_READ(x, si);
+		timeout = BPF_CORE_READ(x, r10);
+	} else if (bpf_core_field_exists(a->regs)) {
+		address = BPF_CORE_READ(a, regs[0]);
+		op = BPF_CORE_READ(a, regs[1]);
+		timeout = BPF_CORE_READ(a, regs[3]);
+	}
+	u32 command = op & 0x7f;	/* wait, lock-pi, wait-bitset, wait-requeue-pi, lock-pi2 */
+	if (command != 0 && command != 6 && command != 9 && command != 11 && command != 13)
+		return 0;
+	t->wait_start = bpf_ktime_get_ns();
+	t->wait_address = address;
+	t->wait_op = (u32)op | (timeout ? OP_TIMED : 0);
+	t->waker = t->last_waker = 0;
+	return 0;
+}
+
+SEC("tp_btf/sys_exit")
+int BPF_PROG(on_sys_exit, void *regs, long result)
+{
+	struct pt_regs___x86 *x = regs;
+	struct pt_regs___arm64 *a = regs;
+	u32 nr = 0;
+	if (bpf_core_field_exists(x->orig_ax))
+		nr = BPF_CORE_READ(x, orig_ax);
+	else if (bpf_core_field_exists(a->syscallno))
+		nr = BPF_CORE_READ(a, syscallno);
+	if (nr != futex_nr)
+		return 0;
+	u32 tid = (u32)bpf_get_current_pid_tgid();
+	struct thread *t = find(tid);
+	if (!t || !t->wait_start)
+		return 0;
+	struct event *e = record(WAIT, bpf_ktime_get_ns(), t->tgid, tid);
+	if (e) {
+		e->a = t->wait_start;
+		e->b = t->wait_address;
+		e->other = result ? 0 : t->last_waker ? t->last_waker : t->waker;
+		e->value = result;
+		e->extra = t->wait_op;
+		submit(e);
+	}
+	t->wait_start = 0;
+	return 0;
+}
+
+/* Block requests. Keyed by the request itself, so merging and partial completion can't confuse them. */
+static __always_inline void submitter(struct block *b)
+{
+	u64 id = bpf_get_current_pid_tgid();
+	b->tgid = id >> 32;
+	b->tid = (u32)id;
+	bpf_get_current_comm(b->comm, sizeof(b->comm));
+}
+
+static __always_inline u32 device(struct gendisk *disk)
+{
+	return disk ? BPF_CORE_READ(disk, major) << 20 | BPF_CORE_READ(disk, first_minor) : 0;
+}
+
+static __always_inline u32 device_of(struct request *rq)
+{
+	struct request___old *old = (void *)rq;
+	if (bpf_core_field_exists(old->rq_disk))
+		return device(BPF_CORE_READ(old, rq_disk));
+	return device(BPF_CORE_READ(rq, q, disk));
+}
+
+#define FLAG(name) (flags >> bpf_core_enum_value(enum req_flag_bits, name) & 1)
+enum req_flag_bits { __REQ_SYNC = 11, __REQ_META = 12, __REQ_FUA = 17, __REQ_PREFLUSH = 18, __REQ_RAHEAD = 19 };
+
+/* The letters blktrace made customary and the block tracepoints print, first one in the lowest byte. */
+#define LETTER(c) do { text |= (u64)(c) << shift; shift += 8; } while (0)
+static __always_inline u64 letters(u32 flags)
+{
+	u64 text = 0;
+	u32 op = flags & 0xff, shift = 0;
+	if (FLAG(__REQ_PREFLUSH))
+		LETTER('F');
+	LETTER(op == REQ_OP_READ ? 'R' : op == REQ_OP_WRITE ? 'W' : op == REQ_OP_FLUSH ? 'F' :
+	       op == REQ_OP_DISCARD || op == REQ_OP_SECURE_ERASE ? 'D' : 'N');
+	if (op == REQ_OP_SECURE_ERASE)
+		LETTER('E');
+	if (FLAG(__REQ_FUA))
+		LETTER('F');
+	if (FLAG(__REQ_RAHEAD))
+		LETTER('A');
+	if (FLAG(__REQ_SYNC))
+		LETTER('S');
+	if (FLAG(__REQ_META))
+		LETTER('M');
+	return text;
+}
+
+static __always_inline void describe(struct block *b, struct request *rq)
+{
+	b->dev = device_of(rq);
+	b->sector = rq->__sector;
+	b->bytes = rq->__data_len;
+	*(u64 *)b->rwbs = letters(rq->cmd_flags);
+}
+
+SEC("tp_btf/block_io_start")
+int BPF_PROG(on_io_start, struct request *rq)
+{
+	u64 key = (u64)rq;
+	struct block b = { .start = bpf_ktime_get_ns() };
+	submitter(&b);
+	describe(&b, rq);
+	if (bpf_map_update_elem(&requests, &key, &b, BPF_ANY))
+		count_lost(LOST_BLOCK);
+	return 0;
+}
+
+/* Kernels without block_io_start (before 6.5): the submitter shows here, before there is a request. */
+SEC("tp_btf/block_getrq")
+int BPF_PROG(on_getrq, struct bio *bio)
+{
+	struct place at = { .sector = bio->bi_iter.bi_sector, .dev = device(BPF_CORE_READ(bio, bi_bdev, bd_disk)) };
+	struct block b = { .start = bpf_ktime_get_ns() };
+	submitter(&b);
+	bpf_map_update_elem(&pending, &at, &b, BPF_ANY);
+	return 0;
+}
+
+SEC("tp_btf/block_rq_issue")
+int BPF_PROG(on_issue, struct request *rq)
+{
+	u64 key = (u64)rq, now = bpf_ktime_get_ns();
+	struct block *b = bpf_map_lookup_elem(&requests, &key);
+	if (!b) {
+		struct place at = { .sector = rq->__sector, .dev = device_of(rq) };
+		struct block *early = bpf_map_lookup_elem(&pending, &at), fresh = {};
+		if (early) {
+			fresh = *early;
+			bpf_map_delete_elem(&pending, &at);
+		} else {	/* the kernel's own, such as a cache flush */
+			fresh.start = now;
+			submitter(&fresh);
+		}
+		if (bpf_map_update_elem(&requests, &key, &fresh, BPF_ANY)) {
+			count_lost(LOST_BLOCK);
+			return 0;
+		}
+		b = bpf_map_lookup_elem(&requests, &key);
+		if (!b)
+			return 0;
+	}
+	b->issue = now;		/* may come again after a requeue: the last one counts */
+	describe(b, rq);
+	return 0;
+}
+
+SEC("tp_btf/block_rq_complete")
+int BPF_PROG(on_complete, struct request *rq, int error, unsigned int bytes)
+{
+	u64 key = (u64)rq;
+	struct block *b = bpf_map_lookup_elem(&requests, &key);
+	if (!b)
+		return 0;
+	if (bytes < rq->__data_len && !error)	/* a part of it; the rest follows */
+		return 0;
+	struct block *e = bpf_ringbuf_reserve(&blocks, sizeof(*e), 0);
+	if (e) {
+		*e = *b;
+		e->complete = bpf_ktime_get_ns();
+		e->error = error;
+		bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+	} else {
+		count_lost(LOST_BLOCK);
+	}
+	bpf_map_delete_elem(&requests, &key);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
