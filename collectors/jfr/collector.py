@@ -1,0 +1,205 @@
+"""Records every JVM of the target with Java Flight Recorder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+from perfscope import procfs
+from perfscope.clock import ClockMap
+from perfscope.collectors.base import Check, Collector, Context, Options
+from perfscope.collectors.jfr import attach, jvm
+from perfscope.collectors.jfr.chunk import JfrFile
+from perfscope.collectors.jfr.frames import CONSTANTS
+from perfscope.collectors.jfr.importer import fill_report
+from perfscope.collectors.jfr.jfrclock import measure
+from perfscope.collectors.jfr.recording import JvmRecording
+from perfscope.collectors.jfr.tables import WANTED, Tables
+from perfscope.errors import CollectorError, InputError
+from perfscope.model.session import SessionWriter
+from perfscope.procfs import Process
+
+SECRET = frozenset(
+    f"jdk.{name}"
+    for name in (
+        "InitialEnvironmentVariable",
+        "InitialSystemProperty",
+        "SystemProcess",
+        "JVMInformation",
+        "ProcessStart",
+    )
+)
+"""Events that hold command lines, environment variables or properties. We never switch them on; others may."""
+_TID_SCAN_NS = 500_000_000
+
+
+class JfrCollector(Collector):
+    """One recording in each JVM. What it costs is paid inside the JVM, so `cpu_ns` is only what driving it took."""
+
+    name = "jfr"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.period_ms = max(1, round(1000 / context.options.rate_hz))
+        self.recordings: list[JvmRecording] = []
+        self._waiting: dict[int, tuple[Process, str]] = {}
+        self._failed: dict[tuple[int, int], CollectorError] = {}
+        self._tids: dict[int, dict[int, int]] = {}
+        self._next_scan = 0
+        self._cpu_ns = 0
+
+    @classmethod
+    def check(cls, options: Options) -> Iterable[Check]:
+        user = "any user" if os.geteuid() == 0 else "your own user"
+        yield Check("jfr", "attach socket", "ok", f"reaches JVMs of {user}; needs no JDK on this host")
+        tool = shutil.which("jcmd")
+        yield Check(
+            "jfr", "jcmd", "ok", f"{tool}, used where the socket can't be reached" if tool else "none; not needed"
+        )
+        found = [p for name in os.listdir("/proc") if name.isdigit() and (p := _java_process(int(name)))]  # noqa: PTH208
+        if not found:
+            yield Check("jfr", "running JVMs", "ok", "none now; those of the target are found as they start")
+        for process in found[:20]:
+            what = f"JVM {process.pid}"
+            try:
+                attach.check_attachable(process)
+                owner = jvm.effective_ids(process.pid)
+                if os.geteuid() not in (0, owner[0] if owner else -1):
+                    yield Check("jfr", what, "unavailable", "belongs to another user", "run as that user, or as root")
+                else:
+                    yield Check("jfr", what, "ok", f"Java {jvm.java_version(process.pid) or '(version unknown)'}")
+            except CollectorError as error:
+                yield Check("jfr", what, "unavailable", str(error), error.hint or "")
+
+    def start(self, root_pids: list[int]) -> None:
+        for pid in root_pids:
+            process = procfs.process(pid)
+            if process is not None and process.runtime == "java":
+                self.process_started(process)
+
+    def process_started(self, process: Process) -> None:
+        key = (process.pid, process.start_ticks)
+        if process.runtime != "java" or process.pid in self.context.own_pids or key in self._failed:
+            return
+        if any((r.process.pid, r.process.start_ticks) == key for r in self.recordings):
+            return
+        began = time.thread_time_ns()
+        try:
+            self.recordings.append(JvmRecording.start(process, self.period_ms, self.context.guard))
+            self._waiting.pop(process.pid, None)
+            self._scan_tids()
+        except attach.NotReadyError as error:
+            self._waiting[process.pid] = (process, str(error))
+        except CollectorError as error:
+            self._waiting.pop(process.pid, None)
+            self._failed[key] = error
+        finally:
+            self._cpu_ns += time.thread_time_ns() - began
+
+    def process_ended(self, pid: int) -> None:
+        self._waiting.pop(pid, None)
+        for recording in self.recordings:
+            if recording.process.pid == pid and not recording.process.alive():
+                recording.stop(self.context.raw, self.context.guard)
+
+    def tick(self) -> None:
+        for process, _ in list(self._waiting.values()):
+            if process.alive():
+                self.process_started(process)
+            else:
+                del self._waiting[process.pid]
+        if time.monotonic_ns() >= self._next_scan:
+            self._scan_tids()
+
+    def stop(self) -> None:
+        began = time.thread_time_ns()
+        for recording in self.recordings:
+            recording.stop(self.context.raw, self.context.guard)
+        for process, why in self._waiting.values():
+            self._failed.setdefault((process.pid, process.start_ticks), CollectorError(why))
+        self._waiting.clear()
+        self._cpu_ns += time.thread_time_ns() - began
+
+    def _scan_tids(self) -> None:
+        """In another pid namespace JFR names threads by their inner ids: keep the translation while they live."""
+        self._next_scan = time.monotonic_ns() + _TID_SCAN_NS
+        for recording in self.recordings:
+            process = recording.process
+            if recording.running and process.ns_pid != process.pid:
+                self._tids.setdefault(process.pid, {}).update(procfs.inner_to_host_tids(process.pid))
+
+    def read(self, writer: SessionWriter, start_ns: int, stop_ns: int) -> None:
+        report = self.report
+        began = time.thread_time_ns()
+        problems = [str(error) for error in self._failed.values()]
+        hints = [error.hint for error in self._failed.values() if error.hint]
+        for recording in self.recordings:
+            problems += recording.problems
+            if recording.file is None:
+                continue
+            try:
+                self._read_one(recording, recording.file, writer, start_ns, stop_ns)
+            except InputError as error:
+                problems.append(str(error))
+        if not self.recordings and not self._failed:
+            report.status, report.why = "unavailable", "no JVM among the recorded processes"
+        elif not report.events:
+            report.status = "unavailable" if not self.recordings else "failed"
+            report.why = "; ".join(filter(None, [report.why, *problems])) or "nothing was recorded"
+        elif problems:
+            report.status = "partial"
+            report.why = "; ".join(filter(None, [report.why, *problems]))
+        report.hint = hints[0] if hints else None
+        if self.recordings:
+            report.version = ", ".join(sorted({f"Java {r.version or 'of unknown version'}" for r in self.recordings}))
+            report.notes.append("driven by: " + ", ".join(sorted({r.via for r in self.recordings})))
+            report.notes.append("JFR looks at a few threads each period: samples times period is not CPU time")
+        report.cpu_ns = self._cpu_ns + time.thread_time_ns() - began
+
+    def _read_one(
+        self, recording: JvmRecording, path: Path, writer: SessionWriter, start_ns: int, stop_ns: int
+    ) -> None:
+        process = recording.process
+        clock = measure(path, recording.anchors, self.period_ms * 1_000_000)
+        self._keep_clock(process.pid, clock)
+        (path.with_suffix(".json")).write_text(
+            json.dumps({"process": asdict(process), "anchors": [asdict(a) for a in recording.anchors]})
+        )
+        tids = None if process.ns_pid == process.pid else self._tids.get(process.pid, {})
+        tables = Tables(writer, process.pid, tids, (start_ns, stop_ns))
+        file = JfrFile(path, WANTED | SECRET, CONSTANTS)
+        secret = False
+        for chunk in file:
+            tables.add(chunk, clock)
+            secret = secret or any(chunk.count(name) for name in SECRET)
+        fill_report(self.report, tables, file.losses, file.damaged_events)
+        writer.note_process(process.pid, runtime="java")
+        begin = recording.anchors[0].before_ns if recording.anchors else start_ns
+        end = recording.end_ns or tables.last_ns or begin
+        if end > begin:
+            self.report.covered_ns.append((max(start_ns, begin), min(stop_ns, end)))
+        if recording.others:
+            self.report.notes.append(f"another JFR recording was in JVM {process.pid}; it was left as it was")
+        if secret:
+            path.unlink()
+            self.report.notes.append(
+                f"the raw file of JVM {process.pid} was not kept: another recording in that JVM had put command lines, "
+                "properties or environment variables into it"
+            )
+
+    def _keep_clock(self, pid: int, clock: ClockMap) -> None:
+        """`jfr` is the worst clock of all JVMs; several have one each beside it."""
+        if len(self.recordings) > 1:
+            self.clocks[f"jfr:{pid}"] = clock
+        if "jfr" not in self.clocks or clock.error_ns > self.clocks["jfr"].error_ns:
+            self.clocks["jfr"] = clock
+
+
+def _java_process(pid: int) -> Process | None:
+    process = procfs.process(pid)
+    return process if process is not None and process.runtime == "java" else None
