@@ -44,9 +44,11 @@ class Result:
         }
 
 
-def run(url: str, seconds: float, clients: int, max_tokens: int, stop: threading.Event | None = None) -> Result:
+def run(
+    url: str, seconds: float, clients: int, max_tokens: int, stop: threading.Event | None = None, seed: int = 0
+) -> Result:
     """Keeps `clients` connections busy for `seconds`, or until `stop`: each sends its next request when the last was
-    answered. The requests are the same ones in every run."""
+    answered. The same seed sends the same requests."""
     address = urlsplit(url)
     result = Result()
     stop = stop or threading.Event()
@@ -55,7 +57,7 @@ def run(url: str, seconds: float, clients: int, max_tokens: int, stop: threading
     begin = time.monotonic()
 
     def client(number: int) -> None:
-        pick = random.Random(number)
+        pick = random.Random(f"{seed}.{number}")
         connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
         while time.monotonic() - begin < seconds and not stop.is_set():
             prompt = " ".join(pick.choices(words, k=pick.randint(12, 40)))
