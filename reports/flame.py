@@ -26,19 +26,18 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.merge.calltree import WEIGHTS, CallTree
+from perfscope.reports.units import printable
 
 _SCRIPTS = ("decode.js", "model.js", "canvas.js", "timeline.js", "app.js")
 _Columns = dict[str, npt.NDArray[np.int64]]
 
 
 def page(tree: CallTree, *, weight: str | None = None) -> str:
-    """The whole page as ASCII-safe text. `weight` is shown first; default: the first of WEIGHTS that the tree has."""
+    """The whole page, to be written as UTF-8. `weight` is shown first; default: the tree's first of WEIGHTS."""
     style = _asset("flame.css")
     script = "\n".join(_asset(name) for name in _SCRIPTS)
     parts = {
-        "title": html.escape(tree.title).encode("ascii", "xmlcharrefreplace").decode()
-        if _is_text(tree.title)
-        else html.escape(ascii(tree.title)[1:-1]),
+        "title": html.escape(printable(tree.title)),
         "style": style,
         "style_hash": _hash(style),
         "script": script,
@@ -62,7 +61,7 @@ def pack(tree: CallTree, weight: str | None = None) -> bytes:
     if timeline is not None:
         order = np.lexsort((timeline.bucket, timeline.node))
         node = timeline.node[order]
-        columns["tl_node"] = np.diff(node.astype(np.int64), prepend=0)
+        columns["tl_node"] = np.diff(node, prepend=0).astype(np.int64)
         columns["tl_bucket"] = timeline.bucket[order].astype(np.int64)
         parts = {name: timeline.weights[name][order].astype(np.int64) for name in names if name in timeline.weights}
         timed = list(parts)
@@ -114,10 +113,6 @@ def _varints(values: npt.NDArray[np.int64]) -> bytes:
         out[starts[live] + k] = (rest[live] & np.uint64(127)).astype(np.uint8) | more
         rest[live] >>= np.uint64(7)
     return out.tobytes()
-
-
-def _is_text(text: str) -> bool:
-    return not any(0xD800 <= ord(c) < 0xE000 for c in text)
 
 
 def _asset(name: str) -> str:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import unicodedata
 
-_TIME_UNITS = ((3600 * 10**9, "h"), (60 * 10**9, "min"), (10**9, "s"), (10**6, "ms"), (10**3, "us"), (1, "ns"))
+_TIME_UNITS = (
+    (7200 * 10**9, 3600 * 10**9, "h"),
+    (120 * 10**9, 60 * 10**9, "min"),
+    *((unit, unit, name) for unit, name in ((10**9, "s"), (10**6, "ms"), (10**3, "us"), (1, "ns"))),
+)
+"""From what on, nanoseconds of the unit, its name."""
 _BYTE_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _NS_PER = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 
@@ -30,10 +35,10 @@ def _escape(char: str) -> str:
 
 
 def duration(ns: float) -> str:
-    """A time in its natural unit with three significant digits: 12.3 ms. Exact whole nanoseconds below 1 us."""
-    for size, unit in _TIME_UNITS:
-        if abs(ns) >= size:
-            return f"{significant(ns / size)} {unit}"
+    """A time in its natural unit with three significant digits: 12.3 ms. Seconds up to two minutes."""
+    for least, unit, name in _TIME_UNITS:
+        if abs(ns) >= least:
+            return f"{significant(ns / unit)} {name}"
     return "0 s" if ns == 0 else f"{ns:.3g} ns"
 
 
@@ -71,7 +76,9 @@ def measure(value: float, unit: str) -> str:
         return size(value)
     if unit in ("bytes/s", "B/s"):
         return size(value) + "/s"
-    number = count(int(value)) if float(value).is_integer() else significant(value) if abs(value) >= 1 else f"{value:.3g}"
+    number = (
+        count(int(value)) if float(value).is_integer() else significant(value) if abs(value) >= 1 else f"{value:.3g}"
+    )
     return f"{number} {unit}".strip()
 
 

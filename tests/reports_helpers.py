@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from perfscope.clock import MONOTONIC, ClockMap
 from perfscope.merge.calltree import CallTree, Timeline, TreeFrame
+from perfscope.model.finding import Diagnosis, Evidence, Finding, Severity, Verdict, Where
+from perfscope.model.info import CollectorReport, SessionInfo
+from perfscope.model.session import Session, SessionWriter
 
 ODD_NAMES = (
     "operator;()(int;)",
@@ -120,7 +125,9 @@ def server() -> list[Stack]:
             read = (*java, frame("java", "sun.nio.ch.SocketDispatcher.read0", "SocketDispatcher.java"))
             stacks += [
                 Stack(parse, 12_000_000 + bucket * 3_000_000, 12_000_000, 2, bucket),
-                Stack((*read, frame("kernel", "__x64_sys_read"), frame("state", "[sleeping]")), 40_000_000, 0, 4, bucket),
+                Stack(
+                    (*read, frame("kernel", "__x64_sys_read"), frame("state", "[sleeping]")), 40_000_000, 0, 4, bucket
+                ),
                 Stack((*java, frame("java", "run", "Gateway.java")), 5_000_000, 5_000_000, 1, bucket),
             ]
     return stacks
@@ -187,3 +194,76 @@ def many(distinct: int = 100_000, depth: int = 24, seed: int = 7) -> CallTree:
         timeline=Timeline(np.arange(201, dtype=np.int64) * 10**8, node, bucket, parts),
         notes=["py-spy ±0.6 ms", "0 events lost"],
     )
+
+
+def session(path: Path) -> Session:
+    """A small finished session on disk: two processes, four collectors in every state, known losses and costs."""
+    writer = SessionWriter(path)
+    second = 10**9
+    writer.note_process(4121, name="python", command="python serve.py --port 8000", runtime="python")
+    writer.note_process(4098, name="java", command="java Gateway", runtime="java")
+    for tid, cpu in ((4121, 2 * second), (4130, second // 2)):
+        writer.note_thread(4121, tid, name=f"worker-{tid}", start_ns=0, end_ns=32 * second, cpu_ns=cpu)
+    writer.note_thread(4098, 4098, name="main", start_ns=0, end_ns=32 * second)
+    info = SessionInfo(
+        command=["python", "serve.py", "--port", "8000"],
+        pids=[4121],
+        start_ns=10 * second,
+        stop_ns=42 * second + 400_000_000,
+        started_at="2026-11-29T15:00:00+00:00",
+        stopped_by="target exited",
+        exit_status=0,
+        own_cpu_ns=291_600_000,
+        tool_version="0.1.0",
+        clocks={
+            "ebpf": MONOTONIC,
+            "jfr": ClockMap("jfr-ticks", 0, 10_000, method="ticks at JFR.start"),
+            "pyspy": ClockMap("pyspy-instant", 0, 640_000, resolution_ns=10_000_000),
+        },
+        collectors={
+            "ebpf": CollectorReport(version="libbpf 1.1", lost_events=12, events=1_204_319, cpu_ns=90_000_000),
+            "jfr": CollectorReport(
+                "partial", "the JVM was killed; read as far as it goes", lost_events=None, events=310
+            ),
+            "pyspy": CollectorReport(lost_events=0, late_samples=3, notes=["3 torn stacks of 2,410 left out"]),
+            "nvml": CollectorReport(
+                "unavailable", "no NVIDIA driver on this host", "install the driver: apt-get install nvidia-driver"
+            ),
+        },
+    )
+    return Session.open(writer.finish(info))
+
+
+def diagnosis() -> Diagnosis:
+    """Two findings and three other verdicts."""
+    gil = Finding(
+        "gil-contention",
+        "GIL contention",
+        Severity.HIGH,
+        Where(
+            process="python serve.py",
+            pid=4121,
+            thread="worker-0",
+            tid=4130,
+            stack=("run", "handle", "encode"),
+            file="tokenizer.py",
+            line=88,
+            function="encode",
+        ),
+        (
+            Evidence("waited for the GIL", 78.9e9, "ns", 5e9, "waits, eBPF, exact", "5 % of thread time"),
+            Evidence("held by encode", 71.04, "%", None, "samples, py-spy"),
+        ),
+        41.2,
+        "run encode() in a process pool, or use a tokenizer that releases the GIL",
+        "perfscope flame serve.perfscope --weight off-cpu --thread 'worker-*'",
+    )
+    disk = Finding("disk-wait", "Disk wait", Severity.MEDIUM, Where(device="vda"), (), None, "use a faster disk")
+    verdicts = (
+        Verdict("gil-contention", "flagged", "78.9 s", (gil,)),
+        Verdict("disk-wait", "flagged", "1 s", (disk,)),
+        Verdict("lock-contention", "ok", "waited 0.2 % for locks, under 5 %"),
+        Verdict("python-hotspot", "ok", "no function over 40 %"),
+        Verdict("gc-pause", "not_evaluable", "no JFR events; run the target on a JVM with --collect jfr"),
+    )
+    return Diagnosis("serve.perfscope", verdicts, (gil, disk))

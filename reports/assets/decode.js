@@ -127,8 +127,11 @@ function significant(value) {
 }
 
 function duration(ns) {
-  for (const [size, unit] of [[3.6e12, "h"], [6e10, "min"], [1e9, "s"], [1e6, "ms"], [1e3, "us"], [1, "ns"]]) {
-    if (Math.abs(ns) >= size) return significant(ns / size) + " " + unit;
+  const size = Math.abs(ns);
+  if (size >= 7.2e12) return significant(ns / 3.6e12) + " h";
+  if (size >= 1.2e11) return significant(ns / 6e10) + " min";
+  for (const [unit, name] of [[1e9, "s"], [1e6, "ms"], [1e3, "us"], [1, "ns"]]) {
+    if (size >= unit) return significant(ns / unit) + " " + name;
   }
   return "0 s";
 }

@@ -1,0 +1,94 @@
+"""perfscope flame"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from perfscope.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from perfscope.merge.calltree import CallTree
+    from perfscope.model.session import Session
+
+FORMATS = {"html": ".html", "folded": ".folded", "speedscope": ".speedscope.json"}
+WEIGHTS = ("wall", "cpu", "off-cpu", "samples")
+
+
+@click.command("flame")
+@click.argument("session", type=click.Path(path_type=Path))
+@click.option("-o", "--output", help="File to write; - is stdout.  [default: SESSION's name in this directory]")
+@click.option("--format", "format_", type=click.Choice(list(FORMATS)), default="html", show_default=True)
+@click.option("--weight", type=click.Choice(WEIGHTS), help="What widths stand for.  [default: wall, or what there is]")
+@click.option("--from", "from_s", type=float, help="Only from this moment on, in seconds of the recording.")
+@click.option("--to", "to_s", type=float, help="Only up to this moment, in seconds of the recording.")
+@click.option("--thread", metavar="PATTERN", help="Only threads whose name matches, e.g. 'worker-*'.")
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+def command(
+    session: Path,
+    output: str | None,
+    format_: str,
+    weight: str | None,
+    from_s: float | None,
+    to_s: float | None,
+    thread: str | None,
+    force: bool,
+) -> None:
+    """Write the flame graph of a session.
+
+    \b
+    html        one page with its own viewer; opens in a browser without any network
+    folded      'process;thread;frame;...;leaf count' lines, in ns
+    speedscope  for https://www.speedscope.app
+    """
+    from perfscope.merge import build_tree
+    from perfscope.model.session import Session
+
+    if from_s is not None and to_s is not None and from_s >= to_s:
+        raise UsageError(f"--from {from_s:g} is not before --to {to_s:g}")
+    target = Path(output) if output is not None else Path(session.resolve().stem + FORMATS[format_])
+    if output != "-" and target.exists() and not force:
+        raise UsageError(f"{target} exists already", hint="replace it with --force, or choose another name with -o")
+    opened = Session.open(session)
+    tree = build_tree(opened, thread=thread, from_s=from_s, to_s=to_s)
+    text = _render(tree, format_, _weight(tree, weight, opened))
+    if output == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{target}: can't be written: {error.strerror}", hint="choose another place with -o") from None
+    click.echo(f"wrote {target}", err=True)
+
+
+def _weight(tree: CallTree, wanted: str | None, session: Session) -> str:
+    if wanted is None:
+        wanted = next((name for name in WEIGHTS if name in tree.weights), None)
+        if wanted is None:
+            raise UsageError(
+                f"{session.path} holds neither samples nor sched events, so there is nothing to draw",
+                hint=f"perfscope show {session.path}",
+            )
+    if wanted not in tree.weights:
+        lacking, source = ("samples", "pyspy") if wanted == "samples" else ("eBPF sched events", "ebpf")
+        report = session.info.collectors.get(source)
+        why = f": {source} was {report.status}, {report.why}" if report and report.why else ""
+        raise UsageError(
+            f"--weight {wanted} needs {lacking}, and there are none in this session{why}",
+            hint=(report.hint if report else None) or f"this session has: {', '.join(tree.weights)}",
+        )
+    return wanted
+
+
+def _render(tree: CallTree, format_: str, weight: str) -> str:
+    from perfscope.reports import flame, folded, speedscope
+
+    if format_ == "html":
+        return flame.page(tree, weight=weight)
+    if format_ == "speedscope":
+        return speedscope.text(tree, weight) + "\n"
+    return "".join(f"{line}\n" for line in folded.lines(tree, weight))

@@ -1,0 +1,310 @@
+"""Sessions and diagnoses as text: aligned at 80 columns, plain where piped, coloured on a terminal.
+
+Every name from outside goes through `printable` and into rich as Text, never as markup.
+"""
+
+from __future__ import annotations
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.segment import Segment, Segments
+from rich.table import Table
+from rich.text import Text
+
+from perfscope.clock import ClockMap
+from perfscope.model.finding import Diagnosis, Evidence, Finding, Severity, Verdict, Where
+from perfscope.model.info import CollectorReport, SessionInfo
+from perfscope.model.session import Session
+from perfscope.reports.units import count, duration, measure, percent, plural, printable
+
+_WIDTH = 110
+"""Nothing is set wider than this, so that a line can still be followed on a wide terminal."""
+
+_STATUS_STYLE = {"ok": "green", "partial": "yellow", "failed": "red", "unavailable": "dim"}
+_SEVERITY_STYLE = {
+    Severity.INFO: "cyan",
+    Severity.LOW: "blue",
+    Severity.MEDIUM: "yellow",
+    Severity.HIGH: "red",
+    Severity.CRITICAL: "bold white on red",
+}
+
+
+def print_session(session: Session, console: Console) -> None:
+    """What a session holds and how far each part can be trusted."""
+    info = session.info
+    print_headline(session, console)
+    facts = _grid(2)
+    facts.add_row(_dim("ended"), _text(_ending(info)))
+    facts.add_row(_dim("recorded"), _text(", ".join(_origin(info)) or "unknown"))
+    if info.options:
+        facts.add_row(_dim("options"), _text(", ".join(f"{key} {value}" for key, value in info.options.items())))
+    _show(console, facts)
+    console.print()
+    _show(console, _processes(session))
+    console.print()
+    _show(console, _collectors(info))
+    console.print()
+    _show(console, _tables(info))
+
+
+def print_headline(session: Session, console: Console) -> None:
+    """Name, duration and what ran; the clocks with their error bounds; losses and own cost."""
+    info = session.info
+    head = Text.assemble(
+        (printable(session.path.name), "bold"),
+        "   ",
+        duration(info.stop_ns - info.start_ns),
+        "   ",
+        printable(_what_ran(session)),
+    )
+    _show(console, head)
+    line = _grid(2)
+    line.add_row(_dim("clocks"), _text(", ".join(clock_words(n, c) for n, c in info.clocks.items()) or "none recorded"))
+    line.add_row(_dim("lost"), _text(_losses(info)))
+    line.add_row(_dim("own cost"), _text(_own_cost(info)))
+    _show(console, line)
+
+
+def print_diagnosis(diagnosis: Diagnosis, session: Session, console: Console, show_all: bool = False) -> None:
+    """Ranked findings with their evidence, then the rules that found nothing; `show_all` says why for each of those."""
+    print_headline(session, console)
+    console.print()
+    for number, finding in enumerate(diagnosis.findings, 1):
+        _print_finding(number, finding, console)
+    if not diagnosis.findings:
+        console.print(Text("no bottleneck found by the rules that could be evaluated", style="bold green"))
+        console.print()
+    groups = {kind: [v for v in diagnosis.verdicts if v.verdict == kind] for kind in ("ok", "not_evaluable")}
+    if show_all:
+        for kind, verdicts in groups.items():
+            if verdicts:
+                _show(console, _verdicts(kind, verdicts))
+        return
+    summary = Text.assemble(("ok", "green"), "  ", plural(len(groups["ok"]), "rule"), "    ")
+    summary.append("not evaluable", "yellow").append(f"  {len(groups['not_evaluable'])}")
+    if groups["not_evaluable"]:
+        summary.append(f" ({', '.join(v.rule for v in groups['not_evaluable'])})")
+    _show(console, summary.append("    details: --all", "dim"))
+
+
+def clock_words(source: str, clock: ClockMap) -> str:
+    """`pyspy ±640 us (a look every 10.0 ms)`, `ebpf exact`."""
+    error = "exact" if clock.error_ns == 0 else f"±{duration(clock.error_ns)}"
+    looks = f" (a look every {duration(clock.resolution_ns)})" if clock.resolution_ns else ""
+    return f"{source} {error}{looks}"
+
+
+def where_words(where: Where) -> str:
+    """The place of a finding in one line, as far as it is known."""
+    parts = []
+    if where.thread is not None or where.tid is not None:
+        name = where.thread if where.thread is not None else "thread"
+        parts.append(f"{name} (tid {where.tid})" if where.tid is not None else name)
+    if where.process is not None or where.pid is not None:
+        name = where.process if where.process is not None else "process"
+        parts.append(f"in {name} (pid {where.pid})" if where.pid is not None else f"in {name}")
+    if where.file is not None:
+        parts.append(f"{where.file}:{where.line}" if where.line is not None else where.file)
+    parts += [text for text in (where.function, where.kernel, where.device) if text is not None]
+    return "  ".join(parts)
+
+
+def evidence_words(item: Evidence) -> tuple[str, str, str]:
+    """Value, threshold, and where both come from."""
+    threshold = "" if item.threshold is None else measure(item.threshold, item.unit)
+    sources = [item.measured_by] if item.measured_by else []
+    if item.threshold_source:
+        sources.append(f"threshold: {item.threshold_source}")
+    return measure(item.value, item.unit), threshold, "; ".join(sources)
+
+
+def _print_finding(number: int, finding: Finding, console: Console) -> None:
+    head = Table.grid(padding=(0, 2), expand=True)
+    head.add_column(width=3, justify="right")
+    head.add_column(width=8)
+    head.add_column(ratio=1)
+    head.add_column(justify="right", no_wrap=True)
+    gives = "" if finding.gives_back_pct is None else f"gives back up to {percent(finding.gives_back_pct)}"
+    head.add_row(
+        str(number),
+        Text(str(finding.severity).upper(), style=_SEVERITY_STYLE[finding.severity]),
+        Text(printable(finding.title), style="bold"),
+        Text(gives, style="bold"),
+    )
+    _show(console, head)
+    body: list[RenderableType] = []
+    place = where_words(finding.where)
+    if place:
+        body.append(_text(place))
+    if finding.where.stack:
+        body.append(Text(" > ".join(printable(name) for name in finding.where.stack[-4:]), style="dim"))
+    if finding.evidence:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(ratio=3)
+        table.add_column(justify="right", no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column(ratio=3, style="dim")
+        for item in finding.evidence:
+            value, threshold, source = evidence_words(item)
+            limit = f"threshold {threshold}" if threshold else ""
+            table.add_row(_text(item.what), Text(value, style="bold"), limit, _text(source))
+        body.append(table)
+    steps = _grid(2)
+    steps.add_row(Text("try", style="green"), _text(finding.advice))
+    if finding.see:
+        steps.add_row(Text("see", style="green"), _text(finding.see))
+    body.append(steps)
+    for part in body:
+        _show(console, Padding(part, (0, 0, 0, 5)))
+    console.print()
+
+
+def _verdicts(kind: str, verdicts: list[Verdict]) -> Table:
+    style, word = ("green", "ok") if kind == "ok" else ("yellow", "not evaluable")
+    table = _grid(3)
+    for verdict in verdicts:
+        table.add_row(Text(word, style=style), Text(printable(verdict.rule), style="bold"), _text(verdict.why))
+    return table
+
+
+def _what_ran(session: Session) -> str:
+    """`python serve.py (pid 4121, 14 threads), java Gateway (pid 4098, 3 threads)`: the first processes."""
+    info = session.info
+    threads: dict[int, int] = {}
+    for pid in session.table("threads").column("pid").to_pylist():
+        threads[pid] = threads.get(pid, 0) + 1
+    processes = session.table("processes").select(["pid", "name", "command"]).to_pylist()
+    rank = {pid: place for place, pid in enumerate(info.pids)}
+    processes.sort(key=lambda p: (rank.get(p["pid"], len(rank)), -threads.get(p["pid"], 0)))
+    words = [
+        f"{_short(p['command'] or p['name'])} (pid {p['pid']}, {plural(threads.get(p['pid'], 0), 'thread')})"
+        for p in processes[:2]
+    ]
+    if len(processes) > 2:
+        words.append(f"{len(processes) - 2} more")
+    return ", ".join(words) or " ".join(info.command) or "no process was seen"
+
+
+def _short(command: str, limit: int = 48) -> str:
+    return command if len(command) <= limit else command[: limit - 1] + "…"
+
+
+def _losses(info: SessionInfo) -> str:
+    known = {n: c for n, c in info.collectors.items() if c.lost_events is not None}
+    unknown = [n for n, c in info.collectors.items() if c.lost_events is None and c.status in ("ok", "partial")]
+    words = []
+    if known:
+        lost = sum(c.lost_events or 0 for c in known.values())
+        counted = [c.events for c in known.values() if c.events is not None]
+        words.append(f"{count(lost)} of {plural(lost + sum(counted), 'event')}" if counted else plural(lost, "event"))
+    if unknown:
+        words.append(f"not known for {', '.join(unknown)}")
+    late = sum(c.late_samples or 0 for c in info.collectors.values())
+    if late:
+        words.append(plural(late, "late sample"))
+    return ", ".join(words) or "nothing was watching"
+
+
+def _own_cost(info: SessionInfo) -> str:
+    span = info.stop_ns - info.start_ns
+    if info.own_cpu_ns is None or span <= 0:
+        return "not measured"
+    return f"{percent(100 * info.own_cpu_ns / span)} of one CPU ({duration(info.own_cpu_ns)})"
+
+
+def _ending(info: SessionInfo) -> str:
+    ending = info.stopped_by or "not said"
+    return f"{ending}, exit status {info.exit_status}" if info.exit_status is not None else ending
+
+
+def _origin(info: SessionInfo) -> list[str]:
+    words = [info.started_at] if info.started_at else []
+    if info.tool_version:
+        words.append(f"perfscope {info.tool_version}")
+    return words + [f"{key} {value}" for key, value in info.host.items() if isinstance(value, str | int | float)]
+
+
+def _processes(session: Session) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name, right in (("pid", True), ("runtime", False), ("threads", True), ("CPU time", True), ("command", False)):
+        table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=name != "command")
+    threads = session.table("threads").select(["pid", "cpu_ns"]).to_pylist()
+    for process in session.table("processes").to_pylist():
+        own = [t["cpu_ns"] for t in threads if t["pid"] == process["pid"]]
+        known = [ns for ns in own if ns is not None]
+        cpu = duration(sum(known)) if known else "unknown"
+        if known and len(known) < len(own):
+            cpu = f"≥ {cpu}"
+        command = _short(process["command"] or process["name"], 200)
+        table.add_row(str(process["pid"]), _text(process["runtime"]), str(len(own)), cpu, _text(command))
+    return table
+
+
+def _collectors(info: SessionInfo) -> Table:
+    table = _grid(3)
+    for name, report in info.collectors.items():
+        head = Text(report.status, style=_STATUS_STYLE[report.status])
+        if report.version:
+            head.append(f"   {printable(report.version)}", style="dim")
+        table.add_row(Text(printable(name), style="bold"), "", head)
+        clock = info.clocks.get(name)
+        rows = [("why", report.why), ("try", report.hint), ("saw", ", ".join(_seen(report, info)))]
+        if clock is not None:
+            rows.append(("clock", clock_words("", clock).strip() + (f": {clock.method}" if clock.method else "")))
+        rows += [("note", note) for note in report.notes]
+        for label, text in rows:
+            if text:
+                table.add_row("", _dim(label), _text(text))
+    return table
+
+
+def _seen(report: CollectorReport, info: SessionInfo) -> list[str]:
+    facts = []
+    if report.events is not None:
+        facts.append(plural(report.events, "event"))
+    if report.status in ("ok", "partial"):
+        facts.append("losses not known" if report.lost_events is None else f"{count(report.lost_events)} lost")
+    if report.late_samples is not None:
+        facts.append(f"{count(report.late_samples)} late")
+    if report.covered_ns and info.stop_ns > info.start_ns:
+        covered = sum(end - start for start, end in report.covered_ns)
+        facts.append(f"watched {duration(covered)} of {duration(info.stop_ns - info.start_ns)}")
+    if report.cpu_ns is not None:
+        facts.append(f"own CPU {duration(report.cpu_ns)}")
+    return facts
+
+
+def _tables(info: SessionInfo) -> Table:
+    table = _grid(3)
+    for number, (name, rows) in enumerate(info.tables.items()):
+        table.add_row(_dim("" if number else "tables"), _text(name), f"{rows:,} rows")
+    table.columns[2].justify = "right"
+    return table
+
+
+def _show(console: Console, renderable: RenderableType) -> None:
+    """Prints without the blanks that rich fills lines up with."""
+    options = console.options.update(width=min(console.width, _WIDTH))
+    for line in console.render_lines(renderable, options, pad=False):
+        while line and not line[-1].text.strip():
+            line.pop()
+        if line:
+            last = line[-1]
+            line[-1] = Segment(last.text.rstrip(), last.style, last.control)
+        console.print(Segments([*line, Segment.line()]), end="")
+
+
+def _grid(columns: int) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for column in range(columns):
+        table.add_column(no_wrap=column < columns - 1, overflow="fold", justify="left")
+    return table
+
+
+def _text(text: str) -> Text:
+    return Text(printable(text), overflow="fold")
+
+
+def _dim(text: str) -> Text:
+    return Text(text, style="dim")
