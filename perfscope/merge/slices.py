@@ -32,3 +32,21 @@ class ThreadSlices:
     end_ns: npt.NDArray[np.int64]
     stack_id: npt.NDArray[np.int32]
     state: npt.NDArray[np.uint8]
+
+
+STATE_LABELS = {
+    RUNNABLE: "[runnable, no CPU]",
+    DISK: "[waiting: disk]",
+    LOCK: "[waiting: lock]",
+    GIL: "[waiting: GIL]",
+    GC: "[GC pause]",
+    SLEEP: "[sleeping]",
+    STOPPED: "[stopped]",
+}
+"""Leaf frame that shows a state. Running threads have none, nor have those of which nothing is known."""
+
+UNSAMPLED = "[unsampled]"
+"""Frame of time in which no sample says where the thread was."""
+
+TORN = "[torn stack]"
+"""Frame of time whose sample is a stack that can't have existed: its time is kept, its path is not believed."""

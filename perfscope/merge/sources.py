@@ -1,0 +1,136 @@
+"""The tables of a merge as numpy columns by thread. What each column means is model.schema's to say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from perfscope.merge import waits
+from perfscope.merge.intervals import Intervals, Ints, bounded, earliest_wins
+from perfscope.merge.slices import DISK, RUNNABLE, SLEEP, STOPPED
+from perfscope.merge.tables import NEVER, Columns, Grouped, ThreadInfo, codes, filled, stack_ids, thread_keys
+from perfscope.model.session import Session
+
+PERIOD_NS = 10_000_000
+"""Sampling period where the session doesn't say it: 100 Hz, the default of every sampler used."""
+
+_WAIT_OF_STATE = {"R": RUNNABLE, "N": RUNNABLE, "D": DISK, "T": STOPPED, "t": STOPPED}
+
+
+class Sources:
+    """Grouped tables of some threads (`infos`, ordered by pid and tid), and what holds for whole processes.
+
+    sched: off, wake, on (NEVER for null), wait (the state while blocked, SLEEP if only the cause can tell), waker.
+    samples: time, duration (-1 for null), stack, torn, period; only those with times, and not of the GIL sampler.
+    waits: start, end, gil. block_io: start, end, waited (whether a sleeping thread may wait for it).
+    jvm: start, end, stack, state (-1: its thread doesn't wait).
+    pauses: pid -> the JVM's stop-the-world pauses. native: keys of the session's threads that no sampler ever saw.
+    """
+
+    def __init__(self, session: Session, infos: list[ThreadInfo]) -> None:
+        keys = thread_keys([i.pid for i in infos], [i.tid for i in infos])
+
+        def grouped(table: str, columns: list[str], convert: Callable[[pa.Table], Columns]) -> Grouped:
+            return Grouped(session, table, columns, convert, keys)
+
+        periods = {name: clock.resolution_ns or PERIOD_NS for name, clock in session.info.clocks.items()}
+
+        def samples(piece: pa.Table) -> Columns:
+            return {
+                "time": filled(piece["time_ns"], NEVER),
+                "duration": filled(piece["duration_ns"], -1),
+                "stack": stack_ids(session, "samples", piece["stack_id"]),
+                "torn": piece["torn"].to_numpy(),
+                "period": codes(piece["source"], lambda s: 0 if s == "pyspy-gil" else periods.get(s, PERIOD_NS)),
+            }
+
+        def jvm(piece: pa.Table) -> Columns:
+            start = bounded(piece["time_ns"].to_numpy())
+            parked = codes(piece["type"], lambda s: s == "ThreadPark") == 1
+            event = codes(piece["type"], lambda s: waits.JAVA_STATES.get(s, -1))
+            return {
+                "start": start,
+                "end": start + bounded(piece["duration_ns"].to_numpy()),
+                "state": np.where(parked, codes(piece["subject"], waits.park_state, SLEEP), event),
+                "stack": stack_ids(session, "jvm_events", piece["stack_id"]),
+            }
+
+        self.sched = grouped("sched", ["off_ns", "wake_ns", "on_ns", "state", "waker_tid"], _sched)
+        self.samples = grouped("samples", ["time_ns", "duration_ns", "stack_id", "torn", "source"], samples)
+        self.waits = grouped("waits", ["start_ns", "end_ns", "kind"], _waits)
+        self.block_io = grouped("block_io", ["start_ns", "complete_ns", "operation", "flags"], _block_io)
+        self.jvm = grouped("jvm_events", ["time_ns", "duration_ns", "type", "subject", "stack_id"], jvm)
+        self.pauses = gc_pauses(session)
+        self.native = np.setdiff1d(_keys_of(session, "threads"), _keys_of(session, "samples"))
+
+
+def _keys_of(session: Session, table: str) -> npt.NDArray[np.int64]:
+    rows = session.table(table).select(["pid", "tid"]).drop_null()
+    return np.unique(thread_keys(rows["pid"].to_numpy(), rows["tid"].to_numpy()))
+
+
+def _sched(piece: pa.Table) -> Columns:
+    return {
+        "off": piece["off_ns"].to_numpy(),
+        "wake": filled(piece["wake_ns"], NEVER),
+        "on": filled(piece["on_ns"], NEVER),
+        "wait": codes(piece["state"], lambda s: _WAIT_OF_STATE.get(s[:1], SLEEP), SLEEP).astype(np.uint8),
+        "waker": filled(piece["waker_tid"], -1),
+    }
+
+
+def _waits(piece: pa.Table) -> Columns:
+    return {
+        "start": piece["start_ns"].to_numpy(),
+        "end": filled(piece["end_ns"], NEVER),
+        "gil": codes(piece["kind"], lambda s: s == "gil") == 1,
+    }
+
+
+def _block_io(piece: pa.Table) -> Columns:
+    read = codes(piece["operation"], lambda s: s == "read") == 1
+    flush = codes(piece["operation"], lambda s: waits.may_sleep_for(s, "")) == 1
+    return {
+        "start": piece["start_ns"].to_numpy(),
+        "end": filled(piece["complete_ns"], NEVER),
+        "waited": np.where(
+            read,
+            codes(piece["flags"], lambda s: waits.may_sleep_for("read", s)) == 1,
+            flush | (codes(piece["flags"], lambda s: waits.may_sleep_for("write", s)) == 1),
+        ),
+    }
+
+
+def gc_pauses(session: Session) -> dict[int, Intervals]:
+    """pid -> the time in which the JVM's collector had stopped the world.
+
+    From GCPhasePause; where a JVM's recording has none, from the GarbageCollection events of collectors that
+    stop the world throughout.
+    """
+    table = session.table("jvm_events").select(["time_ns", "duration_ns", "pid", "type", "subject"])
+    phase = codes(table["type"], lambda s: s == "GCPhasePause") == 1
+    whole = codes(table["type"], lambda s: s == "GarbageCollection") == 1
+    whole &= codes(table["subject"], waits.stops_the_world, 1) == 1
+    pids = table["pid"].to_numpy()
+    start = bounded(table["time_ns"].to_numpy())
+    end = start + bounded(table["duration_ns"].to_numpy())
+    found: dict[int, Intervals] = {}
+    for pid in np.unique(pids[phase | whole]).tolist():
+        mine = (pids == pid) & phase
+        if not mine.any():
+            mine = (pids == pid) & whole
+        found[pid] = earliest_wins(start[mine], end[mine])
+    return found
+
+
+def disjoint(columns: Columns, keep: npt.NDArray[np.bool_] | None = None) -> Intervals:
+    """start and end columns as disjoint intervals, whose rows index the columns; only those of `keep`."""
+    if not columns:
+        none: Ints = np.empty(0, np.int64)
+        return Intervals(none, none, np.empty(0, np.intp))
+    rows = np.arange(len(columns["start"])) if keep is None else np.flatnonzero(keep)
+    found = earliest_wins(bounded(columns["start"][rows]), bounded(columns["end"][rows]))
+    return found._replace(row=rows[found.row])

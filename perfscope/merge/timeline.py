@@ -1,0 +1,243 @@
+"""Tables -> ThreadSlices, one thread at a time: what it did and where, at every nanosecond it was observed.
+
+Scheduler records cut a thread's time into stretches on and off the CPU. A stack can't change while its thread is off
+the CPU, so such a stretch has one stack, and a blocked one has one cause: those in force at its middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.merge import waits
+from perfscope.merge.intervals import (
+    Intervals,
+    Ints,
+    bounded,
+    clip,
+    earliest_wins,
+    index_at_bounds,
+    latest_wins,
+    row_at,
+)
+from perfscope.merge.slices import DISK, GC, GIL, LOCK, RUNNABLE, RUNNING, SLEEP, TORN, UNKNOWN, ThreadSlices
+from perfscope.merge.sources import Sources, disjoint
+from perfscope.merge.tables import NEVER, Columns, ThreadInfo, matches, thread_keys, threads
+from perfscope.model.session import Session
+from perfscope.model.stacks import ROOT, Frame, StackTable
+
+REACH_PERIODS = 5
+"""A sample without a duration speaks for the time up to this many periods around it. One period would do for a
+steady sampler; JFR looks at some of the runnable threads only, in turn, so a thread's own looks lie further apart."""
+
+PAUSE_LEAD_NS = 1_000_000
+"""A thread that blocks up to this long before a collector's pause is on its way into it (the time to the safepoint)."""
+
+
+def slices_of(session: Session, *, thread: str | None = None) -> Iterator[ThreadSlices]:
+    """Slices of every thread, or of those whose name or tid the shell-style pattern `thread` meets, by pid and tid.
+
+    Loads each table once, without what the merge doesn't need, and holds the slices of one thread at a time.
+    Adds the frame "[torn stack]" to `session.stacks`. Raises SessionError for a damaged table.
+    """
+    chosen = [info for info in threads(session) if matches(thread, info.name, info.tid)]
+    sources = Sources(session, chosen)
+    merge = _Merge(session.stacks, sources)
+    for number, info in enumerate(chosen):
+        yield merge.thread(number, info)
+
+
+def torn_stack(stacks: StackTable) -> int:
+    """stack_id that stands for every torn sample."""
+    return stacks.stack([Frame("state", TORN)])
+
+
+@dataclass(frozen=True)
+class _Looks:
+    """Samples of one thread. spans: when each is in force, rows index stack. time: of those not torn, ascending."""
+
+    spans: Intervals
+    stack: npt.NDArray[np.int32]
+    time: Ints
+    time_stack: npt.NDArray[np.int32]
+
+
+class _Merge:
+    def __init__(self, stacks: StackTable, sources: Sources) -> None:
+        self.stacks = stacks
+        self.sources = sources
+        self.torn = torn_stack(stacks)
+        self._futex_states: dict[int, int] = {}
+
+    def thread(self, number: int, info: ThreadInfo) -> ThreadSlices:
+        jvm = self.sources.jvm.rows(number)
+        futexes = self.sources.waits.rows(number)
+        off = self.sources.sched.rows(number)
+        if not off:
+            off = _off_cpu_by_events(*(({}, {}) if info.sched_complete else (jvm, futexes)))
+        looks = self._looks(number)
+
+        spans = clip(earliest_wins(bounded(off["off"]), bounded(off["on"])), info.start_ns, info.end_ns)
+        wake = np.clip(bounded(off["wake"][spans.row]), spans.start, spans.end)
+        blocked_middle = spans.start + (wake - spans.start) // 2
+        stack = self._off_stacks(spans, looks)
+        if jvm:
+            events = disjoint(jvm, (jvm["state"] >= 0) & (jvm["stack"] != ROOT))
+            event = row_at(events, blocked_middle)
+            stack = np.where(event >= 0, jvm["stack"][event], stack)
+        cause = off["wait"][spans.row]
+        asleep = np.flatnonzero((cause == SLEEP) & (wake > spans.start))
+        cause[asleep] = self._causes(
+            number, info, jvm, futexes, spans.start[asleep], blocked_middle[asleep], stack[asleep],
+            off["waker"][spans.row[asleep]],
+        )  # fmt: skip
+        return _cut(info, spans, wake, cause, stack, looks)
+
+    def _looks(self, number: int) -> _Looks:
+        rows = self.sources.samples.rows(number)
+        if rows:
+            keep = np.flatnonzero((rows["time"] != NEVER) & (rows["period"] > 0))
+            keep = keep[np.argsort(rows["time"][keep], kind="stable")]
+            rows = {name: values[keep] for name, values in rows.items()}
+        else:
+            rows = {n: np.empty(0, np.int64) for n in ("time", "duration", "period", "stack", "torn")}
+        time, torn = bounded(rows["time"]), rows["torn"].astype(bool)
+        stack = np.where(torn, self.torn, rows["stack"]).astype(np.int32)
+        start, end = time.copy(), time + bounded(np.maximum(rows["duration"], 0))
+        instants = np.flatnonzero(rows["duration"] < 0)
+        if len(instants):
+            start[instants], end[instants] = _nearest(time[instants], REACH_PERIODS * rows["period"][instants])
+        return _Looks(latest_wins(start, end), stack, time[~torn], stack[~torn])
+
+    def _off_stacks(self, spans: Intervals, looks: _Looks) -> npt.NDArray[np.int32]:
+        """The stack of each stretch off the CPU: in force at its middle, else the look in it nearest to that."""
+        middle = spans.start + (spans.end - spans.start) // 2
+        row = row_at(looks.spans, middle)
+        stack = np.where(row >= 0, looks.stack[row], ROOT) if len(looks.stack) else np.full(len(row), ROOT)
+        poor = np.flatnonzero((stack == ROOT) | (stack == self.torn))
+        if len(poor) and len(looks.time):
+            at, low, high = middle[poor], spans.start[poor], spans.end[poor]
+            after = np.searchsorted(looks.time, at)
+            before = np.maximum(after - 1, 0)
+            after = np.minimum(after, len(looks.time) - 1)
+            nearest = np.where(np.abs(looks.time[after] - at) <= np.abs(looks.time[before] - at), after, before)
+            inside = (looks.time[nearest] >= low) & (looks.time[nearest] < high)
+            stack[poor] = np.where(inside, looks.time_stack[nearest], stack[poor])
+        return stack.astype(np.int32)
+
+    def _causes(
+        self,
+        number: int,
+        info: ThreadInfo,
+        jvm: Columns,
+        futexes: Columns,
+        start: Ints,
+        middle: Ints,
+        stack: npt.NDArray[np.int32],
+        waker: npt.NDArray[np.int32],
+    ) -> npt.NDArray[np.uint8]:
+        """State of stretches asleep that start at `start`; the strongest evidence in force at their middle decides."""
+        cause = np.full(len(start), SLEEP, np.uint8)
+        requests = self.sources.block_io.rows(number)
+        if requests:
+            cause[row_at(disjoint(requests, requests["waited"]), middle) >= 0] = DISK
+        if futexes:
+            in_futex = np.flatnonzero(row_at(disjoint(futexes, ~futexes["gil"]), middle) >= 0)
+            cause[in_futex] = self._futex_causes(info.pid, stack[in_futex], waker[in_futex])
+        pause = row_at(pauses := self.sources.pauses.get(info.pid, disjoint({})), middle)
+        # A thread that was blocked well before the pause waits for something else.
+        late = np.searchsorted(pauses.start, middle, "right") - 1
+        paused = np.flatnonzero(pause >= 0)
+        cause[paused[start[paused] >= pauses.start[late[paused]] - PAUSE_LEAD_NS]] = GC
+        if jvm:
+            event = row_at(disjoint(jvm, jvm["state"] >= 0), middle)
+            cause = np.where(event >= 0, jvm["state"][event], cause).astype(np.uint8)
+        if futexes:
+            cause[row_at(disjoint(futexes, futexes["gil"]), middle) >= 0] = GIL
+        return cause
+
+    def _futex_causes(
+        self, pid: int, stack: npt.NDArray[np.int32], waker: npt.NDArray[np.int32]
+    ) -> npt.NDArray[np.uint8]:
+        distinct, inverse = np.unique(stack, return_inverse=True)
+        for stack_id in distinct.tolist():
+            if stack_id not in self._futex_states:
+                self._futex_states[stack_id] = waits.futex_state(self.stacks, stack_id)
+        by_stack = np.array([self._futex_states[s] for s in distinct.tolist()], np.uint8)
+        cause = by_stack[inverse] if len(distinct) else np.empty(0, np.uint8)
+        # A lock of Python or Java code is released by such code: a thread that never ran any hands over native work.
+        foreign = np.isin(thread_keys(pid, waker), self.sources.native)
+        cause[(cause == LOCK) & foreign] = SLEEP
+        return cause
+
+
+def _nearest(time: Ints, reach: Ints) -> tuple[Ints, Ints]:
+    """When each of the ascending instants is the nearest one and at most `reach` away; ties go to the later."""
+    middle = time[:-1] + (np.diff(time) + 1) // 2
+    start = time - reach
+    end = time + reach
+    start[1:] = np.maximum(start[1:], middle)
+    end[:-1] = np.minimum(end[:-1], middle)
+    return start, end
+
+
+def _off_cpu_by_events(jvm: Columns, futexes: Columns) -> Columns:
+    """Waits that a JVM or futex(2) tells of, in the shape of scheduler records: for a thread that has none."""
+    starts, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    if jvm:
+        waiting = jvm["state"] >= 0
+        starts.append(jvm["start"][waiting])
+        ends.append(jvm["end"][waiting])
+    if futexes:
+        starts.append(futexes["start"])
+        ends.append(futexes["end"])
+    end = np.concatenate(ends)
+    count = len(end)
+    return {
+        "off": np.concatenate(starts),
+        "wake": end,
+        "on": end,
+        "wait": np.full(count, SLEEP, np.uint8),
+        "waker": np.full(count, -1, np.int32),
+    }
+
+
+def _cut(
+    info: ThreadInfo,
+    spans: Intervals,
+    wake: Ints,
+    cause: npt.NDArray[np.uint8],
+    stack: npt.NDArray[np.int32],
+    looks: _Looks,
+) -> ThreadSlices:
+    """Slices of one thread from its stretches off the CPU and its samples."""
+    low, high = info.start_ns, info.end_ns
+    seen = clip(looks.spans, low, high)
+    samples = np.concatenate([seen.start, seen.end])
+    bounds = np.concatenate([[low], np.column_stack([spans.start, wake, spans.end]).ravel(), samples])
+    bounds.sort(kind="stable")  # few ascending runs: close to linear
+    keep = bounds < high
+    keep[1:] &= bounds[1:] != bounds[:-1]
+    bounds = bounds[keep]
+
+    state = np.full(len(bounds), RUNNING if info.sched_complete else UNKNOWN, np.uint8)
+    at = np.full(len(bounds), ROOT, np.int32)
+    if len(seen.start):
+        index = index_at_bounds(seen.start, bounds)
+        in_force = (index >= 0) & (bounds < seen.end[index])
+        at[in_force] = looks.stack[seen.row[index[in_force]]]
+    if len(spans.start):
+        index = index_at_bounds(spans.start, bounds)
+        inside = np.flatnonzero((index >= 0) & (bounds < spans.end[index]))
+        index = index[inside]
+        at[inside] = stack[index]
+        state[inside] = np.where(bounds[inside] < wake[index], cause[index], RUNNABLE)
+
+    new = np.ones(len(bounds), bool)
+    new[1:] = (state[1:] != state[:-1]) | (at[1:] != at[:-1])
+    start = bounds[new]
+    end = np.append(start[1:], high)[: len(start)]
+    return ThreadSlices(info.pid, info.tid, info.name, info.process, start, end, at[new], state[new])
