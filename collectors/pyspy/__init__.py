@@ -1,0 +1,7 @@
+"""Python stacks by py-spy: the collector that drives it, and readers of its files."""
+
+from __future__ import annotations
+
+from perfscope.collectors.pyspy.collector import PySpyCollector
+
+__all__ = ["PySpyCollector"]

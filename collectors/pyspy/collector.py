@@ -1,0 +1,139 @@
+"""Drives py-spy: one a Python process for stacks, a second for who holds the GIL, within a budget of CPU time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from perfscope.collectors.base import Check, Collector, Context, Options
+from perfscope.collectors.pyspy.budget import SHARE, Budget
+from perfscope.collectors.pyspy.checks import check, version
+from perfscope.collectors.pyspy.instance import Instance, binary
+from perfscope.collectors.pyspy.lane import Lane, Target
+from perfscope.collectors.pyspy.reading import Reading
+from perfscope.model.session import SessionWriter
+from perfscope.procfs import Process
+
+STOP_S = 15.0
+"""Time all py-spys have to write their files. 18..40 ms is usual; ten minutes of a busy process are 100 MB."""
+
+
+class PySpyCollector(Collector):
+    """Python stacks of every Python process of the target, and its GIL holders.
+
+    Samples of source "pyspy" are slices of time in which a thread's stack was seen unchanged; "pyspy-gil" are counts
+    of looks in which a thread held the GIL, with its stack. Never stops the target unless asked to (blocking, native).
+    """
+
+    name = "pyspy"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._targets: list[Target] = []
+        self._budget = Budget(context.options.rate_hz)
+        self._stopped = False
+        self._lowered: list[str] = []
+
+    @classmethod
+    def check(cls, options: Options) -> Iterable[Check]:
+        return check(options)
+
+    def start(self, root_pids: list[int]) -> None:
+        """Raises CollectorError if py-spy is missing or can't be run."""
+        self.report.version = version(binary())
+        self.context.raw.mkdir(parents=True, exist_ok=True)
+
+    def process_started(self, process: Process) -> None:
+        if process.runtime != "python" or process.pid in self.context.own_pids or self._stopped:
+            return
+        if any(t.process.pid == process.pid and t.process.start_ticks == process.start_ticks for t in self._targets):
+            return
+        target = Target.attach(self.context, process)
+        self._targets.append(target)
+        target.look(time.monotonic_ns())
+        for lane in target.lanes:
+            lane.start(self._budget.rate_hz)
+        self._budget.restart()
+
+    def process_ended(self, pid: int) -> None:
+        now = time.monotonic_ns()
+        for target in self._targets:
+            if target.process.pid == pid and target.ended_ns is None:
+                target.ended_ns = now
+
+    def tick(self) -> None:
+        now = time.monotonic_ns()
+        for target in self._targets:
+            alive = target.ended_ns is None and target.process.alive()
+            if alive:
+                target.look(now)
+            for lane in target.lanes:
+                lane.tick(self._budget.rate_hz, alive, now)
+        self._watch_cost(now)
+
+    def _watch_cost(self, now: int) -> None:
+        cpu_s = sum(i.watch() for i in self._instances())
+        current = [lane.current for lane in self._lanes() if lane.current is not None]
+        if any(i.sampling_ns is None for i in current):
+            self._budget.restart()
+            return
+        before = self._budget.rate_hz
+        rate = self._budget.judge(now / 1e9, cpu_s)
+        if rate is None:
+            return
+        self._lowered.append(f"{before} to {rate} Hz, having used {self._budget.last * 100:.0f} % of one core")
+        for lane in self._lanes():
+            lane.replace(rate)
+
+    def stop(self) -> None:
+        if self._stopped:
+            return
+        self._stopped = True
+        now = time.monotonic_ns()
+        for target in self._targets:
+            if target.ended_ns is None and target.process.alive():
+                target.look(now)
+        for lane in self._lanes():
+            lane.interrupt()
+        deadline = time.monotonic_ns() + int(STOP_S * 1e9)
+        for lane in self._lanes():
+            lane.finish(deadline)
+        self.report.cpu_ns = sum(i.cpu_ns for i in self._instances())
+
+    def _lanes(self) -> list[Lane]:
+        return [lane for target in self._targets for lane in target.lanes]
+
+    def _instances(self) -> list[Instance]:
+        return [i for lane in self._lanes() for i in lane.instances()]
+
+    def read(self, writer: SessionWriter, start_ns: int, stop_ns: int) -> None:
+        reading = Reading(writer, start_ns, stop_ns)
+        for target in self._targets:
+            reading.target(target)
+        self.report.events = reading.looks
+        self.report.lost_events = reading.errors + reading.unsound
+        self.report.late_samples = reading.late
+        self.report.covered_ns = reading.covered_ns()
+        self.report.details |= {"rate_hz": self._budget.rate_hz, "own_cpu_highest_share": self._budget.highest}
+        self.report.details |= reading.details()
+        if (clock := reading.clock_map()) is not None:
+            self.clocks["pyspy"] = clock
+        self._conclude(reading)
+
+    def _conclude(self, reading: Reading) -> None:
+        report, options = self.report, self.context.options
+        if options.native:
+            report.notes.append("--native stops the process for each look and unwinds its native stacks: it was slowed")
+        elif options.blocking:
+            report.notes.append("--blocking stops the process for each look: it was slowed")
+        for text in self._lowered:
+            report.notes.append(f"sampling rate lowered from {text} (limit {SHARE * 100:.0f} %)")
+        report.notes += reading.notes()
+        whys = reading.problems
+        if not self._targets:
+            report.status, report.why = "unavailable", "the target had no Python process"
+        elif not reading.looks:
+            report.status, report.why = "failed", "; ".join(whys) or "no Python stack was seen"
+            report.hint = reading.hint
+        elif whys:
+            report.status, report.why, report.hint = "partial", "; ".join(whys), reading.hint

@@ -1,0 +1,179 @@
+"""One process and the py-spys that follow each other on it, and what was seen of its threads meanwhile."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from perfscope import procfs
+from perfscope.collectors.base import Context
+from perfscope.collectors.pyspy.instance import Failure, Instance
+from perfscope.procfs import Process
+
+RETRY_NS = 300_000_000
+MAX_FAILURES = 5
+"""Attempts in a row before a process is given up: an interpreter that only just starts needs the second or third."""
+SEGMENT_NS = 600 * 10**9
+"""py-spy keeps a chrometrace in memory and writes it at its end: a new one every ten minutes bounds both its memory
+and what a killed one takes along."""
+
+
+class Lane:
+    """The py-spys of one kind (stacks, or GIL holders) on one process, one after the other."""
+
+    def __init__(self, context: Context, pid: int, *, gil: bool) -> None:
+        self.context = context
+        self.pid = pid
+        self.gil = gil
+        self.current: Instance | None = None
+        self.done: list[Instance] = []
+        self.lost: list[tuple[int, int, Failure]] = []
+        self.failure: Failure | None = None
+        self._retiring: list[Instance] = []
+        self._failures = 0
+        self._retry_ns = 0
+        self._count = 0
+
+    def instances(self) -> list[Instance]:
+        """All that were started, in that order."""
+        return [*self.done, *self._retiring, *([self.current] if self.current else [])]
+
+    def start(self, rate_hz: int) -> None:
+        self._count += 1
+        kind = "gil.txt" if self.gil else "chrometrace.json"
+        options = self.context.options
+        instance = Instance(
+            self.pid,
+            rate_hz,
+            self.context.raw / f"{self.pid}-{self._count}.{kind}",
+            gil=self.gil,
+            native=options.native,
+            blocking=options.blocking or options.native,
+        )
+        self.context.own_pids.add(instance.own_pid)
+        self.context.guard(f"pyspy:{instance.own_pid}", ["kill", "-INT", str(instance.own_pid)])
+        self.current = instance
+
+    def replace(self, rate_hz: int) -> None:
+        """Has a new py-spy take over; the old one goes on until the new one samples, where both may read at once."""
+        old = self.current
+        if old is None:
+            return
+        self._retiring.append(old)
+        if not self.gil and (self.context.options.native or self.context.options.blocking):
+            old.interrupt()
+            old.wait(time.monotonic_ns() + 5 * 10**9)
+        self.start(rate_hz)
+
+    def tick(self, rate_hz: int, alive: bool, now: int) -> None:
+        """Looks after them: ends those replaced, starts again what died while its process lives."""
+        current = self.current
+        if current is not None and not current.running():
+            self.current = None
+            self._ended(current)
+            if not current.whole:
+                self.failure = current.failure()
+                self._failures = self._failures + 1 if current.sampling_ns is None else 1
+                self._retry_ns = now + RETRY_NS * self._failures
+                if self.failure.final and current.sampling_ns is None:
+                    self._failures = MAX_FAILURES
+            else:
+                self._retry_ns = now + RETRY_NS
+        for old in list(self._retiring):
+            if current is None or current.sampling_ns is not None or not current.running():
+                old.interrupt()
+            if not old.running():
+                self._retiring.remove(old)
+                self._ended(old)
+        if self.current is None and alive and self._failures < MAX_FAILURES and now >= self._retry_ns:
+            self.start(rate_hz)
+        elif current is not None and current is self.current and now - current.began_ns > SEGMENT_NS:
+            self.replace(rate_hz)
+
+    def interrupt(self) -> None:
+        for instance in self.instances():
+            instance.interrupt()
+
+    def finish(self, deadline_ns: int) -> None:
+        """Waits for all that still run, and kills those that don't end."""
+        for instance in [*self._retiring, *([self.current] if self.current else [])]:
+            instance.wait(deadline_ns)
+            self._ended(instance)
+            if not instance.whole:
+                self.failure = instance.failure()
+        self._retiring, self.current = [], None
+
+    def _ended(self, instance: Instance) -> None:
+        self.done.append(instance)
+        self.context.guard(f"pyspy:{instance.own_pid}", [])
+        if not instance.whole and instance.sampling_ns is not None and instance.ended_ns is not None:
+            self.lost.append((instance.sampling_ns, instance.ended_ns, instance.failure()))
+
+
+@dataclass
+class Seen:
+    """A thread of the target as /proc showed it: its id as the process sees it, and when it was there."""
+
+    inner: int
+    last_ns: int
+    dead: bool = False
+
+
+@dataclass
+class Target:
+    """One Python process being watched."""
+
+    process: Process
+    lanes: list[Lane]
+    started_wall: float
+    same_mounts: bool
+    threads: dict[int, Seen] = field(default_factory=dict)
+    ended_ns: int | None = None
+
+    @classmethod
+    def attach(cls, context: Context, process: Process) -> Target:
+        """Notes what is only known while the process lives. Starts nothing yet."""
+        uptime = time.clock_gettime(time.CLOCK_BOOTTIME) - process.start_ticks / os.sysconf("SC_CLK_TCK")
+        lanes = [Lane(context, process.pid, gil=False), Lane(context, process.pid, gil=True)]
+        return cls(process, lanes, time.time() - uptime, _same_mounts(process.pid))
+
+    def look(self, now: int) -> None:
+        """Notes which threads are there. A process that is gone says nothing about single threads."""
+        tids = procfs.threads(self.process.pid)
+        if not tids:
+            return
+        present = set(tids)
+        for tid in tids:
+            seen = self.threads.get(tid)
+            if seen is None:
+                ids = procfs.namespace_ids(self.process.pid, tid)
+                self.threads[tid] = Seen(ids[-1] if ids else tid, now)
+            else:
+                seen.last_ns, seen.dead = now, False
+        for tid, seen in self.threads.items():
+            seen.dead = tid not in present
+
+    def source(self, name: str) -> str | None:
+        """Text of a source file as this process loaded it; None if that can't be known (gone, or written since)."""
+        if not name.startswith("/"):
+            return None
+        if not self.same_mounts and not self.process.alive():
+            return None
+        path = Path(name if self.same_mounts else f"/proc/{self.process.pid}/root{name}")
+        try:
+            stat = path.stat()
+            if stat.st_mtime > self.started_wall or stat.st_size > 4 << 20:
+                return None
+            return path.read_text(encoding="utf-8", errors="replace")
+        except (OSError, ValueError):
+            return None
+
+
+def _same_mounts(pid: int) -> bool:
+    try:
+        same = os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt")  # noqa: PTH115
+        return same and os.readlink(f"/proc/{pid}/root") == "/"  # noqa: PTH115
+    except OSError:
+        return False

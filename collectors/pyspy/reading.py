@@ -1,0 +1,186 @@
+"""Turns what the py-spys of a recording wrote into rows, and sums up what must be said about it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from perfscope.clock import ClockMap
+from perfscope.collectors.pyspy.chrometrace import read_chrometrace
+from perfscope.collectors.pyspy.instance import Instance
+from perfscope.collectors.pyspy.lane import Lane, Target
+from perfscope.collectors.pyspy.rawfile import read_raw
+from perfscope.collectors.pyspy.rows import I64, Timed, place, share_out, write_timed
+from perfscope.collectors.pyspy.torn import TornJudge
+from perfscope.model.session import SessionWriter
+
+
+class Reading:
+    """All files of a recording's py-spys, read one after the other.
+
+    looks, errors: as py-spy counted them. unsound: events and lines that fit into no stack. late: looks that the rate
+    promises and that never came. problems: what is missing from the session.
+    """
+
+    def __init__(self, writer: SessionWriter, start_ns: int, stop_ns: int) -> None:
+        self.writer = writer
+        self.start_ns = start_ns
+        self.stop_ns = stop_ns
+        self.looks = self.errors = self.unsound = self.late = 0
+        self.problems: list[str] = []
+        self.hint: str | None = None
+        self._covered: list[tuple[int, int]] = []
+        self._clocks: list[ClockMap] = []
+        self._time_ns = self._torn_ns = self._judged_ns = 0
+        self._expected = 0.0
+        self._dead = self._gil_looks = self._behind = 0
+
+    def target(self, target: Target) -> None:
+        """Reads all files of one process."""
+        stacks, gil = target.lanes
+        self._failures(target, stacks, "stacks")
+        self._failures(target, gil, "GIL holders")
+        judge = TornJudge(self.writer.stacks, target.source)
+        until = self.stop_ns if target.ended_ns is None else min(self.stop_ns, target.ended_ns)
+        # Backwards: where one py-spy took over from another both may have looked, and the later one's looks count.
+        for instance in sorted(stacks.done, key=lambda i: i.began_ns, reverse=True):
+            if instance.whole and instance.clock is not None:
+                first = self._segment(target, instance, instance.clock, judge, until)
+                until = min(until, first)
+        for instance in gil.done:
+            if instance.whole:
+                self._gil(target, instance)
+
+    def _failures(self, target: Target, lane: Lane, what: str) -> None:
+        pid = target.process.pid
+        for start, end, failure in lane.lost:
+            self.problems.append(
+                f"{what} of process {pid} missing for {(end - start) / 1e9:.1f} s, "
+                f"from {(start - self.start_ns) / 1e9:.1f} s on: {failure.why}"
+            )
+        if lane.failure is not None and not any(i.whole for i in lane.done) and not lane.lost:
+            self.problems.append(f"{what} of process {pid} not recorded: {lane.failure.why}")
+        if lane.failure is not None:
+            self.hint = self.hint or lane.failure.hint
+
+    def _segment(self, target: Target, instance: Instance, clock: ClockMap, judge: TornJudge, until: int) -> int:
+        """Reads one chrometrace; returns when its first look was."""
+        slices = read_chrometrace(instance.output, self.writer.stacks)
+        self.unsound += slices.lost_events
+        if slices.cut_at is not None or slices.lost_events:
+            where = f"from byte {slices.cut_at} on: {slices.cut_why}" if slices.cut_at is not None else "in part"
+            self.problems.append(f"{instance.output.name} can't be read {where}")
+        if not slices.events:
+            return until
+        self._clocks.append(clock)
+        first = clock.to_mono(slices.first_ts)
+        last = min(until, clock.to_mono(slices.last_ts))
+        tids = {seen.inner: tid for tid, seen in target.threads.items()}
+        rows = place(slices, tids, clock.to_mono(slices.start), clock.to_mono(slices.end))
+        rows = dataclasses.replace(rows, pid=np.full(len(rows.pid), target.process.pid, np.int32))
+        rows = self._cut(target, rows, max(first, self.start_ns), last, clock.resolution_ns)
+        for (_, inner), name in slices.names.items():
+            if inner >= 0:
+                self.writer.note_thread(target.process.pid, tids.get(inner, inner), name=name, named_by="python")
+        self._write(instance, rows, judge)
+        if last > first:
+            self._covered.append((max(first, self.start_ns), last))
+        return first
+
+    def _cut(self, target: Target, rows: Timed, first: int, last: int, period_ns: int) -> Timed:
+        """Cuts rows at the segment's ends and at each thread's death, up to which alone py-spy's stack meant something.
+
+        A death is known to lie after the last sight of the thread in /proc, or after a later change of its stack.
+        """
+        start, end = np.maximum(rows.start_ns, first), np.minimum(rows.end_ns, last)
+        for tid, seen in target.threads.items():
+            if seen.dead:
+                mine = rows.tid == tid
+                if mine.any():
+                    self._dead += 1
+                end[mine] = np.minimum(end[mine], np.maximum(seen.last_ns, start[mine] + period_ns))
+        cut = dataclasses.replace(rows, start_ns=start, end_ns=end)
+        return cut.select(end > start)
+
+    def _write(self, instance: Instance, rows: Timed, judge: TornJudge) -> None:
+        durations: I64 = rows.end_ns - rows.start_ns
+        counts = share_out(instance.samples or 0, rows.tid, durations)
+        if instance.native:
+            torn = judged = np.zeros(len(rows.pid), bool)  # stopped for each look: nothing tears
+        else:
+            torn, judged = judge.judge(rows.stack)
+            self._judged_ns += int(durations[judged | torn].sum())
+            self._torn_ns += int(durations[torn].sum())
+        write_timed(self.writer, "pyspy", rows, counts, torn)
+        total = int(durations.sum())
+        expected = total / 1e9 * instance.rate_hz
+        self._time_ns += total
+        self._expected += expected
+        self._behind += instance.behind
+        self.looks += int(counts.sum())
+        self.errors += instance.errors or 0
+        self.late += max(0, round(expected) - int(counts.sum()))
+
+    def _gil(self, target: Target, instance: Instance) -> None:
+        counts = read_raw(instance.output, self.writer.stacks)
+        self.unsound += counts.lost_lines
+        tids = {seen.inner: tid for tid, seen in target.threads.items()}
+        self._gil_looks += sum(counts.count)
+        self.writer.append(
+            "samples",
+            [
+                {"source": "pyspy-gil", "pid": target.process.pid, "tid": None if tid is None else tids.get(tid, tid)}
+                | {"stack_id": stack, "count": count, "torn": False}
+                for tid, stack, count in zip(counts.tid, counts.stack, counts.count, strict=True)
+            ],
+        )
+
+    def covered_ns(self) -> list[tuple[int, int]]:
+        """Intervals in which at least one process was watched, in order and without overlap."""
+        found: list[tuple[int, int]] = []
+        for start, end in sorted(self._covered):
+            if found and start <= found[-1][1]:
+                found[-1] = found[-1][0], max(found[-1][1], end)
+            else:
+                found.append((start, end))
+        return found
+
+    def clock_map(self) -> ClockMap | None:
+        """The first py-spy's clock with the worst error of all: each has its own zero, its file is mapped with that."""
+        if not self._clocks:
+            return None
+        worst = max(self._clocks, key=lambda c: c.error_ns)
+        slowest = max(c.resolution_ns for c in self._clocks)
+        return dataclasses.replace(self._clocks[0], error_ns=worst.error_ns, method=worst.method, resolution_ns=slowest)
+
+    def details(self) -> dict[str, float | int | None]:
+        """Figures for other programs. Shares are of the time of all threads sampled, 0..1; null where none was."""
+        time_ns = self._time_ns
+        return {
+            "torn_share": self._torn_ns / time_ns if time_ns else None,
+            "torn_judged_share": self._judged_ns / time_ns if time_ns else None,
+            "gil_looks": self._gil_looks,
+            "read_errors": self.errors,
+        }
+
+    def notes(self) -> list[str]:
+        """Plain sentences that a reader of the session must know."""
+        notes = []
+        if self._torn_ns:
+            torn, judged = self._torn_ns / self._time_ns, self._judged_ns / self._time_ns
+            notes.append(
+                f"torn stacks: at least {torn * 100:.1f} % of the time sampled, marked and kept out of hot paths "
+                f"({judged * 100:.0f} % of it could be checked against the sources; the rest may hold more)"
+            )
+        missing = self.late / self._expected if self._expected else 0.0
+        # Looks come at random (exponential) intervals, so their number itself scatters by its square root.
+        if self.late > 3 * self._expected**0.5 and missing > 0.02:
+            notes.append(f"py-spy came late: {missing * 100:.0f} % of the looks that its rate promises are missing")
+        if self._behind:
+            notes.append(f"py-spy said {self._behind} times that it is over a second late")
+        if self.errors:
+            notes.append(f"{self.errors} looks failed to read a stack")
+        if self._dead:
+            notes.append(f"{self._dead} threads died: their last stack is cut where they were last seen in /proc")
+        return notes
