@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from pathlib import Path
 
 
 def append(journal, record):
@@ -21,4 +22,4 @@ while time.monotonic() < end:
     append(journal, handle(number))
     number += 1
 os.close(journal)
-os.unlink(sys.argv[1])
+Path(sys.argv[1]).unlink()

@@ -1,4 +1,4 @@
-"""Control: a service that is about half busy. Stages of like cost hand each request on through queues, one at a time."""
+"""Control: a service about half busy. Stages of like cost hand each request on through queues, one at a time."""
 
 import queue
 import threading

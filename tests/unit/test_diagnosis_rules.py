@@ -1,0 +1,456 @@
+"""Each rule on made-up sessions whose right answer follows by hand."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from perfscope.clock import ClockMap
+from perfscope.diagnosis.engine import diagnose, judge
+from perfscope.diagnosis.facts import Facts
+from perfscope.diagnosis.intervals import Intervals
+from perfscope.diagnosis.rules import RULES, load
+from perfscope.diagnosis.rules.python_hotspot import wilson
+from perfscope.diagnosis.thresholds import defaults
+from perfscope.merge.slices import STATES, ThreadSlices
+from perfscope.model.finding import Severity
+from perfscope.model.info import CollectorReport, SessionInfo
+from perfscope.model.session import Session, SessionWriter
+from perfscope.model.stacks import ROOT, Frame
+
+MS = 1_000_000
+PID = 100
+START = 5_000 * MS
+
+
+class Made:
+    """A session in the making: threads given as runs of (state, milliseconds, stack)."""
+
+    def __init__(self, path, *, runtime="python", cpus=2, collectors=("ebpf", "pyspy", "jfr")):
+        self.writer = SessionWriter(path / "made.perfscope")
+        self.writer.note_process(PID, name="serve", runtime=runtime)
+        self.slices = []
+        self.cpus = cpus
+        self.collectors = {name: CollectorReport() for name in collectors}
+
+    def stack(self, *functions, layer="python", file="serve.py", line=7):
+        return self.writer.stacks.stack([Frame(layer, f, file, line + i) for i, f in enumerate(functions)])
+
+    def thread(self, tid, name, runs, pid=PID):
+        ends = START + np.cumsum([ms for _, ms, _ in runs]) * MS
+        starts = np.concatenate(([START], ends[:-1]))
+        self.slices.append(
+            ThreadSlices(
+                pid, tid, name, "serve", starts.astype(np.int64), ends.astype(np.int64),
+                np.asarray([s for *_, s in runs], np.int32),
+                np.asarray([STATES.index(s) for s, *_ in runs], np.uint8),
+            )
+        )  # fmt: skip
+        self.writer.note_thread(pid, tid, name=name, sched_complete=True)
+
+    def session(self):
+        stop = max((int(t.end_ns[-1]) for t in self.slices), default=START + 1000 * MS)
+        info = SessionInfo(
+            command=["python", "serve.py"], pids=[PID], start_ns=START, stop_ns=stop,
+            host={"cpus_online": self.cpus}, collectors=self.collectors,
+            clocks={"pyspy": ClockMap("pyspy-instant", 0, 500_000, resolution_ns=10 * MS)},
+        )  # fmt: skip
+        return Session.open(self.writer.finish(info))
+
+    def verdict(self, rule, **limits):
+        thresholds = defaults()
+        for name, value in limits.items():
+            thresholds[rule][name] = SimpleNamespace(value=value, unit="", source="test")
+        diagnosis = judge(self.session(), self.slices, thresholds)
+        return next(v for v in diagnosis.verdicts if v.rule == rule)
+
+    def samples(self, tid, stack, looks, source="pyspy", period_ms=10):
+        self.writer.append("samples", [
+            {"source": source, "pid": PID, "tid": tid, "time_ns": START, "duration_ns": looks * period_ms * MS,
+             "stack_id": stack, "count": looks, "torn": False}
+        ])  # fmt: skip
+
+
+@pytest.fixture
+def made(tmp_path):
+    return Made(tmp_path)
+
+
+def value(finding, what):
+    return next(e.value for e in finding.evidence if what in e.what)
+
+
+# What a wait can give back
+
+
+def ceiling(made, lost, *, work_stays=True):
+    return Facts(made.session(), made.slices).ceiling_pct(Intervals.of(lost), work_stays=work_stays)
+
+
+def test_ceiling_of_taking_turns_is_bounded_by_the_cores(made):
+    # Three threads take turns: one runs, two wait. Without the lock two cores need half of the time, many a third.
+    for n in range(3):
+        made.thread(n + 1, f"w{n}", [("running" if slot % 3 == n else "gil", 10, ROOT) for slot in range(300)])
+    lost = [
+        (START + slot * 10 * MS, START + (slot + 1) * 10 * MS, n)
+        for n in range(3) for slot in range(300) if slot % 3 != n
+    ]  # fmt: skip
+    assert ceiling(made, lost) == pytest.approx(50)
+    made.cpus = 64
+    facts = Facts(
+        SimpleNamespace(info=SimpleNamespace(start_ns=START, stop_ns=START + 3000 * MS, host={})), made.slices
+    )
+    assert facts.ceiling_pct(Intervals.of(lost), work_stays=True) == pytest.approx(200 / 3)
+
+
+def test_ceiling_of_a_single_wait_is_that_wait(made):
+    made.thread(1, "holder", [("running", 1000, ROOT), ("sleep", 1000, ROOT)])
+    made.thread(2, "waiter", [("lock", 1000, ROOT), ("running", 1000, ROOT)])
+    assert ceiling(made, [(START, START + 1000 * MS, 1)]) == pytest.approx(50)
+
+
+def test_ceiling_of_many_threads_that_rarely_wait_is_not_their_union(made):
+    # 20 threads, each waits in its own twentieth: some thread always waits, but each loses 5 %.
+    made.cpus = 64
+    for n in range(20):
+        made.thread(n + 1, f"w{n}", [("disk" if slot == n else "running", 100, ROOT) for slot in range(20)])
+    lost = [(START + n * 100 * MS, START + (n + 1) * 100 * MS, n) for n in range(20)]
+    assert ceiling(made, lost) == pytest.approx(5)
+
+
+def test_ceiling_is_nothing_where_nothing_is_lost(made):
+    made.thread(1, "main", [("running", 1000, ROOT)])
+    assert ceiling(made, []) == 0
+
+
+# GIL
+
+
+def taking_turns(made, functions=("encode",), count=3, slots=300):
+    stacks = [made.stack("work", f) for f in functions]
+    for n in range(count):
+        made.thread(
+            n + 1, f"worker-{n}",
+            [("running", 10, stacks[slot // count % len(stacks)]) if slot % count == n else ("gil", 10, ROOT)
+             for slot in range(slots)],
+        )  # fmt: skip
+    return stacks
+
+
+def test_gil_contention_names_waiters_holder_and_ceiling(made):
+    taking_turns(made, ("encode", "encode", "decode"))
+    verdict = made.verdict("gil-contention")
+    assert verdict.verdict == "flagged"
+    (finding,) = verdict.findings
+    assert finding.gives_back_pct == 50
+    assert value(finding, "waiters' working time") == pytest.approx(200 / 3, abs=0.01)
+    assert value(finding, "all threads") == pytest.approx(6)
+    assert (finding.where.function, finding.where.file, finding.where.line) == ("encode", "serve.py", 8)
+    assert finding.where.thread == "worker-*"
+    assert value(finding, "held the GIL: encode") == pytest.approx(200 / 3, abs=0.5)
+    assert finding.severity is Severity.HIGH
+    assert "--weight off-cpu --thread 'worker-*'" in finding.see
+
+
+def test_samples_of_the_gils_holder_beat_what_was_on_a_cpu(made):
+    taking_turns(made, ("compress_without_gil",))
+    made.samples(1, made.stack("work", "tokenize"), 90, "pyspy-gil")
+    made.samples(1, made.stack("work", "log"), 10, "pyspy-gil")
+    (finding,) = made.verdict("gil-contention").findings
+    assert finding.where.function == "tokenize"
+    assert value(finding, "held the GIL: tokenize") == 90
+
+
+def test_short_meetings_at_the_gil_are_fine(made):
+    made.thread(1, "main", [("running", 95, ROOT), ("gil", 5, ROOT)] * 10)
+    verdict = made.verdict("gil-contention")
+    assert verdict.verdict == "ok"
+    assert "5.0 %" in verdict.why
+
+
+def test_gil_rule_needs_futex_waits(tmp_path):
+    made = Made(tmp_path, collectors=("pyspy",))
+    made.collectors["ebpf"] = CollectorReport(status="unavailable", why="no CAP_BPF", hint="sudo perfscope record ...")
+    taking_turns(made)
+    verdict = made.verdict("gil-contention")
+    assert verdict.verdict == "not_evaluable"
+    assert "no CAP_BPF" in verdict.why
+    assert "sudo perfscope record" in verdict.why
+
+
+def test_gil_contention_through_the_merge(tmp_path):
+    """From scheduler records, futex waits and samples, as collectors write them."""
+    made = Made(tmp_path)
+    stack = made.stack("work", "encode")
+    turn, count = 10 * MS, 30
+    for n in range(3):
+        tid = n + 1
+        mine = [START + slot * turn for slot in range(count * 3) if slot % 3 == n]
+        offs = [(START, mine[0])] if n else []
+        offs += [(start + turn, start + 3 * turn) for start in mine]
+        rows = [(off, on) for off, on in offs if on <= START + count * 3 * turn]
+        made.writer.append("sched", [
+            {"pid": PID, "tid": tid, "off_ns": off, "wake_ns": on, "on_ns": on, "state": "S", "waker_tid": 1,
+             "cpu": 0, "prev_tid": 0} for off, on in rows
+        ])  # fmt: skip
+        made.writer.append("waits", [
+            {"pid": PID, "tid": tid, "start_ns": off, "end_ns": on, "kind": "gil", "address": 64, "waker_tid": 1,
+             "result": 0} for off, on in rows
+        ])  # fmt: skip
+        made.writer.append("samples", [
+            {"source": "pyspy", "pid": PID, "tid": tid, "time_ns": start, "duration_ns": 3 * turn, "stack_id": stack,
+             "count": 3, "torn": False} for start in mine
+        ])  # fmt: skip
+        made.writer.note_thread(PID, tid, name=f"worker-{n}", start_ns=START, end_ns=START + count * 3 * turn,
+                                sched_complete=True)  # fmt: skip
+    made.slices = [SimpleNamespace(end_ns=[START + count * 3 * turn])]
+    diagnosis = diagnose(made.session())
+    (finding,) = [f for f in diagnosis.findings if f.rule == "gil-contention"]
+    assert finding.where.function == "encode"
+    assert finding.gives_back_pct == pytest.approx(50, abs=2)
+
+
+# The others
+
+
+def test_hotspot_is_flagged_only_when_sure(tmp_path):
+    for looks, expected in ((1000, "flagged"), (40, "ok"), (20, "not_evaluable")):
+        made = Made(tmp_path / str(looks))
+        hot, cool = made.stack("main", "score"), made.stack("main", "render")
+        ms = looks * 10
+        made.thread(1, "main", [("running", ms * 6 // 10, hot), ("running", ms * 4 // 10, cool)])
+        made.samples(1, hot, looks)
+        assert made.verdict("python-hotspot").verdict == expected
+
+
+def test_hotspot_says_where_and_how_sure(made):
+    hot, cool = made.stack("main", "score"), made.stack("main", "render")
+    made.thread(1, "main", [("running", 8000, hot), ("running", 2000, cool)])
+    made.samples(1, hot, 800)
+    made.samples(1, cool, 200)
+    (finding,) = made.verdict("python-hotspot").findings
+    assert (finding.where.function, finding.where.line) == ("score", 8)
+    assert finding.where.stack == ("main (serve.py:7)", "score (serve.py:8)")
+    assert finding.gives_back_pct == pytest.approx(80)
+    low, high = wilson(0.8, 1000)
+    assert value(finding, "lower end") == pytest.approx(100 * low, abs=0.01)
+    assert 77 < 100 * low < 78 < 82 < 100 * high < 83
+
+
+def test_time_in_the_standard_library_counts_for_its_caller(made):
+    inner = Frame("python", "iterencode", "/usr/lib/python3.11/json/encoder.py", 200)
+    stack = made.writer.stacks.stack([Frame("python", "answer", "serve.py", 40), inner])
+    made.thread(1, "main", [("running", 9000, stack), ("running", 1000, made.stack("other"))])
+    made.samples(1, stack, 1000)
+    (finding,) = made.verdict("python-hotspot").findings
+    assert (finding.where.function, finding.where.line) == ("answer", 40)
+
+
+def test_a_hot_function_of_an_idle_program_is_no_hotspot(made):
+    hot = made.stack("main", "score")
+    made.thread(1, "main", [("running", 500, hot), ("sleep", 9500, hot)])
+    made.samples(1, hot, 1000)
+    assert made.verdict("python-hotspot").verdict == "ok"
+
+
+def test_hotspot_without_stacks_is_not_evaluable(made):
+    made.thread(1, "main", [("running", 9000, ROOT), ("running", 1000, made.stack("main"))])
+    made.samples(1, 0, 100)
+    assert made.verdict("python-hotspot").verdict == "not_evaluable"
+
+
+def test_wilson_against_published_values():
+    # Newcombe 1998, Statistics in Medicine 17:857, table I, method 3.
+    assert wilson(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert wilson(15 / 148, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
+    assert wilson(0 / 20, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
+    assert wilson(1 / 29, 29) == pytest.approx((0.0061, 0.1718), abs=5e-5)
+
+
+@pytest.mark.parametrize(("previous", "words"), [(2, "its own threads"), (999, "other processes")])
+def test_oversubscription_says_who_had_the_cpu(made, previous, words):
+    made.thread(1, "a", [("running", 10, ROOT), ("runnable", 10, ROOT)] * 50)
+    made.thread(2, "b", [("runnable", 10, ROOT), ("running", 10, ROOT)] * 50)
+    made.writer.append("sched", [
+        {"pid": PID, "tid": 1, "off_ns": START, "wake_ns": START, "on_ns": START + 10 * MS, "state": "R",
+         "waker_tid": None, "cpu": 0, "prev_tid": previous},
+        {"pid": PID, "tid": 1, "off_ns": START, "wake_ns": START, "on_ns": START + 99 * MS, "state": "R",
+         "waker_tid": None, "cpu": 0, "prev_tid": 0},
+    ])  # fmt: skip
+    verdict = made.verdict("cpu-oversubscription")
+    (finding,) = verdict.findings
+    assert words in finding.title
+    assert value(finding, "runnable without a CPU") == 50
+    assert value(finding, "runnable threads while") == 2
+    assert finding.gives_back_pct == 50
+
+
+def test_disk_wait_names_code_and_requests(made):
+    stack = made.stack("handle", "append")
+    made.thread(1, "main", [("running", 400, made.stack("handle")), ("disk", 600, stack)])
+    made.writer.append("block_io", [
+        {"start_ns": START, "issue_ns": START + MS, "complete_ns": START + (3 + n) * MS, "pid": PID, "tid": 1,
+         "comm": "serve", "device": "vda", "sector": 8, "bytes": 4096, "operation": "write", "flags": "WS", "error": 0,
+         "in_target": True} for n in range(3)
+    ])  # fmt: skip
+    (finding,) = made.verdict("disk-wait").findings
+    assert (finding.where.function, finding.where.line) == ("append", 8)
+    assert finding.gives_back_pct == 60
+    assert value(finding, "write latency, median") == 4
+    assert value(finding, "write time in queue, median") == 1
+    assert value(finding, "write requests") == 3
+
+
+def contended(made, waiting_file="serve.py", wakers=(1, 2)):
+    """Two threads take turns at a lock, 10 ms each."""
+    waiting, holding = made.stack("lookup", file=waiting_file), made.stack("lookup", "fetch")
+    for n in (0, 1):
+        runs = [("running", 10, holding) if slot % 2 == n else ("lock", 10, waiting) for slot in range(100)]
+        made.thread(n + 1, f"request-{n}", runs)
+        made.writer.append("waits", [
+            {"pid": PID, "tid": n + 1, "start_ns": START + slot * 10 * MS, "end_ns": START + (slot + 1) * 10 * MS,
+             "kind": "futex", "address": 0xABC, "waker_tid": wakers[1 - n], "result": 0}
+            for slot in range(100) if slot % 2 != n
+        ])  # fmt: skip
+
+
+def test_python_lock_names_waiter_holder_and_address(made):
+    contended(made)
+    (finding,) = made.verdict("lock-contention").findings
+    assert "0xabc" in finding.title
+    assert (finding.where.function, finding.where.line) == ("lookup", 7)
+    assert "held by 2 threads in turn at fetch (serve.py:8)" in finding.title
+    assert finding.gives_back_pct == 50
+
+
+def test_waits_whose_wakers_never_wait_are_for_work(made):
+    contended(made, wakers=(77, 78))
+    assert made.verdict("lock-contention").verdict == "ok"
+
+
+def jvm(tmp_path):
+    return Made(tmp_path, runtime="java")
+
+
+def event(kind, at_ms, ms, **more):
+    return {"time_ns": START + int(at_ms * MS), "duration_ns": int(ms * MS), "pid": PID, "type": kind, **more}
+
+
+def test_java_monitor_names_class_owner_and_line(tmp_path):
+    made = jvm(tmp_path)
+    waiting = made.stack("Cache.lookup", layer="java", file="Cache.java", line=12)
+    holding = made.stack("Cache.fetch", layer="java", file="Cache.java", line=30)
+    made.thread(1, "http-1", [("running", 1000, holding)])
+    made.thread(2, "http-2", [("lock", 900, waiting), ("running", 100, waiting)])
+    made.writer.append("jvm_events", [
+        event("JavaMonitorEnter", 0, 900, tid=2, stack_id=waiting, subject="demo.Cache", other_tid=1),
+        event("ThreadPark", 900, 90, tid=2, stack_id=waiting, subject="java.util.concurrent.CountDownLatch$Sync"),
+    ])  # fmt: skip
+    (finding,) = made.verdict("lock-contention").findings
+    assert "a monitor of demo.Cache at Cache.lookup (Cache.java:12)" in finding.title
+    assert "held by http-1 at Cache.fetch (Cache.java:30)" in finding.title
+    assert finding.where.thread == "http-2"
+    assert finding.where.line == 12
+
+
+def test_gc_pauses(tmp_path):
+    made = jvm(tmp_path)
+    made.thread(1, "main", [("running", 1000, ROOT)])
+    made.writer.append("jvm_events", [
+        *(event("GarbageCollection", 100 * n, 30, subject="G1New", cause="Allocation Failure") for n in range(5)),
+        *(event("GCPhasePause", 100 * n, 20) for n in range(5)),
+    ])  # fmt: skip
+    (finding,) = made.verdict("gc-pause").findings
+    assert finding.gives_back_pct == 10
+    assert value(finding, "longest pause") == 20
+    assert value(finding, "Allocation Failure") == 5
+
+
+def test_gc_within_its_goals_is_fine(tmp_path):
+    made = jvm(tmp_path)
+    made.thread(1, "main", [("running", 1000, ROOT)])
+    made.writer.append("jvm_events", [event("GCPhasePause", 100, 20)])
+    assert made.verdict("gc-pause").verdict == "ok"
+
+
+def test_jvm_allocation_names_the_place(tmp_path):
+    made = jvm(tmp_path)
+    parse = made.stack("Parser.parse", layer="java", file="Parser.java", line=9)
+    other = made.stack("Other.run", layer="java", file="Other.java", line=3)
+    made.thread(1, "main", [("running", 600, parse), ("running", 400, other)])
+    made.writer.append("jvm_events", [
+        event("ObjectAllocationSample", 0, 0, tid=1, stack_id=other, subject="byte[]", bytes=10**12),
+        *(event("ObjectAllocationSample", 1 + n, 0, tid=1, stack_id=parse if n % 10 else other, subject="byte[]",
+                bytes=10_000_000) for n in range(100)),
+    ])  # fmt: skip
+    (finding,) = made.verdict("jvm-allocation").findings
+    assert (finding.where.file, finding.where.line) == ("Parser.java", 9)
+    assert value(finding, "allocated") == 1000
+    assert finding.gives_back_pct == 60
+    assert value(finding, "of class byte[]") == 100
+
+
+def test_a_jvm_without_allocation_samples_is_not_evaluable(tmp_path):
+    made = jvm(tmp_path)
+    made.thread(1, "main", [("running", 1000, ROOT)])
+    assert made.verdict("jvm-allocation").verdict == "not_evaluable"
+
+
+def test_idle_is_information(made):
+    made.thread(1, "main", [("sleep", 950, ROOT), ("running", 50, ROOT)])
+    (finding,) = made.verdict("sleep-or-idle").findings
+    assert finding.severity is Severity.INFO
+    assert finding.gives_back_pct is None
+    assert value(finding, "at least one thread busy") == 5
+
+
+# The engine
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_nothing_recorded_is_never_a_pass(tmp_path, rule):
+    made = Made(tmp_path, collectors=())
+    made.thread(1, "main", [("unknown", 1000, ROOT)])
+    assert made.verdict(rule).verdict == "not_evaluable"
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_is_one_module_that_names_itself(rule):
+    from importlib import import_module
+
+    assert rule == import_module(RULES[rule]).RULE
+    assert callable(load(rule))
+
+
+def test_findings_are_ranked_by_what_they_give_back(made):
+    hot = made.stack("main", "score")
+    made.thread(1, "main", [("running", 700, hot), ("disk", 300, hot)])
+    made.samples(1, hot, 1000, period_ms=1)
+    diagnosis = judge(made.session(), made.slices, defaults())
+    gains = [f.gives_back_pct for f in diagnosis.findings]
+    assert [f.rule for f in diagnosis.findings] == ["python-hotspot", "disk-wait"]
+    assert gains == sorted(gains, reverse=True)
+
+
+def test_json_form_and_fail_on(made, monkeypatch):
+    from perfscope.cli.diagnose_command import command
+
+    taking_turns(made)
+    session = made.session()
+    monkeypatch.setattr("perfscope.merge.timeline.slices_of", lambda _: iter(made.slices))
+    runner = CliRunner()
+    result = runner.invoke(command, [str(session.path), "--format", "json"], standalone_mode=False)
+    data = json.loads(result.output)
+    assert result.return_value == 0
+    assert data["schema"] == 1
+    assert {v["rule"] for v in data["verdicts"]} == set(RULES)
+    assert all(v["why"] for v in data["verdicts"])
+    top = next(f for f in data["findings"] if f["rule"] == "gil-contention")
+    assert top["severity"] == "high"
+    assert top["where"]["file"] == "serve.py"
+    assert all(e["measured_by"] for e in top["evidence"])
+    for level, status in (("critical", 0), ("high", 1), ("info", 1)):
+        args = [str(session.path), "--format", "json", "--fail-on", level]
+        assert runner.invoke(command, args, standalone_mode=False).return_value == status
