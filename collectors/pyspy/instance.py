@@ -76,7 +76,8 @@ def explain(output: str) -> Failure | None:
 class Instance:
     """A py-spy at work. Its output is drained by a thread of its own, so that neither side ever blocks the other.
 
-    began_ns, ended_ns: around its life, on CLOCK_MONOTONIC. samples, errors: by its own count, None until it is done.
+    began_ns, ended_ns: around its life, on CLOCK_MONOTONIC. starved_ns: it wanted a CPU so long and got none: it catches
+    up with looks in quick succession, so their number doesn't show that. samples, errors: by its own count, None until it is done.
     """
 
     def __init__(self, pid: int, rate_hz: int, output: Path, *, gil: bool, native: bool, blocking: bool) -> None:
@@ -92,6 +93,7 @@ class Instance:
         self.samples: int | None = None
         self.errors: int | None = None
         self.cpu_ns = 0
+        self.starved_ns = 0
         self._behind = 0
         self._words: deque[str] = deque(maxlen=60)
         argv = [binary(), "record", "--pid", str(pid), "--rate", str(rate_hz), "--threads", "--output", str(output)]
@@ -168,6 +170,8 @@ class Instance:
         if self._popen.returncode is None and (stat := procfs.read_stat(self.own_pid)) is not None:
             ticks = stat.user_ticks + stat.system_ticks
             self.cpu_ns = max(self.cpu_ns, ticks * 10**9 // os.sysconf("SC_CLK_TCK"))
+            waits = (procfs.schedstat(self.own_pid, tid) for tid in procfs.threads(self.own_pid))
+            self.starved_ns = max(self.starved_ns, sum(w.runnable_ns for w in waits if w is not None))
         return self.cpu_ns / 1e9
 
     def running(self) -> bool:

@@ -15,6 +15,9 @@ from perfscope.collectors.pyspy.rows import I64, Timed, place, share_out, write_
 from perfscope.collectors.pyspy.torn import TornJudge
 from perfscope.model.session import SessionWriter
 
+STARVED_SHARE = 0.05
+"""Share of its life that py-spy may want a CPU in vain before that is said: 5 % of the looks are then misplaced."""
+
 
 class Reading:
     """All files of a recording's py-spys, read one after the other.
@@ -34,6 +37,7 @@ class Reading:
         self._clocks: list[ClockMap] = []
         self._time_ns = self._torn_ns = self._judged_ns = 0
         self._expected = 0.0
+        self._starved_ns = self._life_ns = 0
         self._dead = self._gil_looks = self._behind = 0
 
     def target(self, target: Target) -> None:
@@ -118,6 +122,8 @@ class Reading:
         self._time_ns += total
         self._expected += expected
         self._behind += instance.behind
+        self._starved_ns += instance.starved_ns
+        self._life_ns += (instance.ended_ns or instance.began_ns) - instance.began_ns
         self.looks += int(counts.sum())
         self.errors += instance.errors or 0
         self.late += max(0, round(expected) - int(counts.sum()))
@@ -162,6 +168,7 @@ class Reading:
             "torn_judged_share": self._judged_ns / time_ns if time_ns else None,
             "gil_looks": self._gil_looks,
             "read_errors": self.errors,
+            "starved_share": self._starved_ns / self._life_ns if self._life_ns else None,
         }
 
     def notes(self) -> list[str]:
@@ -177,6 +184,9 @@ class Reading:
         # Looks come at random (exponential) intervals, so their number itself scatters by its square root.
         if self.late > 3 * self._expected**0.5 and missing > 0.02:
             notes.append(f"py-spy came late: {missing * 100:.0f} % of the looks that its rate promises are missing")
+        starved = self._starved_ns / self._life_ns if self._life_ns else 0.0
+        if starved > STARVED_SHARE:
+            notes.append(f"py-spy waited {starved * 100:.0f} % of the time for a CPU: what happened then is blurred")
         if self._behind:
             notes.append(f"py-spy said {self._behind} times that it is over a second late")
         if self.errors:

@@ -37,9 +37,10 @@ def _round_to(total: int, weights: npt.NDArray[np.float64] | I64) -> I64:
     reached = np.cumsum(weights, dtype=np.float64)
     if not len(reached) or reached[-1] <= 0:
         return np.zeros(len(weights), np.int64)
-    whole = np.floor(reached * (total / reached[-1]) + 0.5).astype(np.int64)
+    whole: I64 = np.zeros(len(weights) + 1, np.int64)
+    whole[1:] = np.floor(reached * (total / reached[-1]) + 0.5)
     whole[-1] = total
-    return np.diff(whole, prepend=0)
+    return whole[1:] - whole[:-1]
 
 
 @dataclass
