@@ -1,7 +1,8 @@
 """Folded stacks: `process;thread;frame;...;leaf count`, one line a distinct stack, as flamegraph.pl and others read.
 
 Names are escaped so that reading gives back exactly what was written. In a name, backslash is `\\\\`, newline `\\n`,
-and `;`, controls, line separators and lone surrogates are `\\xNN` or `\\uNNNN` (code point, hexadecimal).
+and `;`, controls, line separators and lone surrogates are `\\xNN` or `\\uNNNN` (code point, hexadecimal). An empty
+name is `\\e`.
 Each frame ends in its layer, `_[j]` java, `_[p]` python, `_[n]` native, `_[k]` kernel, `_[g]` gpu or `_[s]` state, so
 that readers never merge functions of two languages by name; processes and threads carry none, and a frame of them that
 happens to end so has its `[` escaped. The count is the last word of a line; it is in ns, or samples for that weight.
@@ -18,7 +19,7 @@ from perfscope.merge.calltree import CallTree, TreeFrame
 _LETTERS = {"java": "j", "python": "p", "native": "n", "kernel": "k", "gpu": "g", "state": "s"}
 _LAYERS = {letter: layer for layer, letter in _LETTERS.items()}
 _SPECIAL = re.compile("[\\\\;\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-_ESCAPED = re.compile(r"\\(\\|n|x[0-9a-f]{2}|u[0-9a-f]{4})")
+_ESCAPED = re.compile(r"\\(\\|n|e|x[0-9a-f]{2}|u[0-9a-f]{4})")
 _SUFFIX = re.compile(r"_\[([jpnkgs])\]\Z")
 
 Path = tuple[tuple[str | None, str], ...]
@@ -59,7 +60,7 @@ def read(text: Iterable[str], name: str = "folded stacks") -> dict[Path, int]:
 
 
 def _name(frame: TreeFrame) -> str:
-    text = _SPECIAL.sub(_escape, frame.label)
+    text = _SPECIAL.sub(_escape, frame.label) or "\\e"
     letter = _LETTERS.get(frame.layer)
     if letter:
         return f"{text}_[{letter}]"
@@ -81,4 +82,4 @@ def _parse(field: str) -> tuple[str | None, str]:
 
 def _unescape(match: re.Match[str]) -> str:
     code = match.group(1)
-    return {"\\": "\\", "n": "\n"}[code] if len(code) == 1 else chr(int(code[1:], 16))
+    return {"\\": "\\", "n": "\n", "e": ""}[code] if len(code) == 1 else chr(int(code[1:], 16))

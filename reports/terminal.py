@@ -148,7 +148,7 @@ def _print_finding(number: int, finding: Finding, console: Console) -> None:
         for item in finding.evidence:
             value, threshold, source = evidence_words(item)
             limit = f"threshold {threshold}" if threshold else ""
-            table.add_row(_text(item.what), Text(value, style="bold"), limit, _text(source))
+            table.add_row(_text(item.what), Text(printable(value), style="bold"), _text(limit), _text(source))
         body.append(table)
     steps = _grid(2)
     steps.add_row(Text("try", style="green"), _text(finding.advice))
