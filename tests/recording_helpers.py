@@ -104,7 +104,13 @@ class Fills(_Plain):
     def read(self, writer: SessionWriter, start_ns: int, stop_ns: int) -> None:
         for i in range(10_000):
             value = int.from_bytes(os.urandom(4)) / 7
-            row = {"time_ns": start_ns + i, "error_ns": 0, "source": "fills", "name": os.urandom(500).hex(), "value": value}
+            row = {
+                "time_ns": start_ns + i,
+                "error_ns": 0,
+                "source": "fills",
+                "name": os.urandom(500).hex(),
+                "value": value,
+            }
             writer.append("counters", [row])
 
 
