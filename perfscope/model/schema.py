@@ -126,7 +126,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _col("bytes", _i64, "size"),
         _col("operation", _cat, "read, write, discard, flush or other"),
         _col("flags", _cat, "rwbs letters as the kernel gives them (R W S sync, M metadata, A readahead, F FUA ...)"),
-        _col("error", _i32, "0, or negative errno"),
+        _col("error", _i32, "0, or negative errno; null: not before the recording's end", True),
         _col("in_target", _bool, "submitted by a thread of the recorded processes"),
     ),
     "drm_jobs": (
