@@ -28,7 +28,7 @@ import numpy.typing as npt
 from perfscope.merge.calltree import WEIGHTS, CallTree
 from perfscope.reports.units import printable
 
-_SCRIPTS = ("decode.js", "model.js", "canvas.js", "timeline.js", "app.js")
+_SCRIPTS = ("decode.js", "model.js", "canvas.js", "words.js", "timeline.js", "threads.js", "app.js")
 _Columns = dict[str, npt.NDArray[np.int64]]
 
 

@@ -22,7 +22,7 @@ class Flame {
     const color = (name) => style.getPropertyValue("--" + name).trim();
     this.colors = Object.fromEntries(LAYERS.map((layer) => [layer, [0, 1, 2, 3].map((i) =>
       `color-mix(in oklab, ${color(layer)} ${100 - 6 * i}%, ${color("shade")})`)]));
-    this.theme = Object.fromEntries(["ink", "ink-soft", "paper", "accent", "match", "rest", "gap"].map((n) => [n, color(n)]));
+    this.theme = Object.fromEntries(["ink", "ink-soft", "match", "rest", "stripe"].map((n) => [n, color(n)]));
   }
 
   // Lays out everything below `zoom`, its callers as full rows before it.
@@ -106,7 +106,7 @@ class Flame {
       this.drawn += rects.length;
     });
     if (this.focus) this.outline(c, this.focus, theme.ink, 2);
-    if (this.hover && this.hover.node !== this.focus) this.outline(c, this.hover.node, theme.ink, 1);
+    if (this.hover && this.hover !== this.focus) this.outline(c, this.hover, theme.ink, 1);
   }
 
   drawRect(c, rect, y) {
@@ -141,8 +141,8 @@ class Flame {
     c.beginPath();
     c.rect(x, y, w, h);
     c.clip();
-    c.strokeStyle = this.theme.gap;
-    c.lineWidth = 1.5;
+    c.strokeStyle = this.theme.stripe;
+    c.lineWidth = 2;
     c.beginPath();
     const from = Math.floor(x / 8) * 8;
     for (let at = from - h; at < Math.min(x + w, this.scroller.clientWidth); at += 8) {
@@ -153,8 +153,19 @@ class Flame {
     c.restore();
   }
 
+  // The rectangle of a node, if it is drawn.
+  find(node) {
+    return (node && this.rects.find((rect) => rect.node === node)) || null;
+  }
+
+  // Whether the room for the picture has changed since it was laid out.
+  get stale() {
+    const { clientWidth, clientHeight } = this.scroller;
+    return this.canvas.style.width !== clientWidth + "px" || this.canvas.style.height !== clientHeight + "px";
+  }
+
   outline(c, node, color, thickness) {
-    const rect = this.rects.find((r) => r.node === node);
+    const rect = this.find(node);
     if (!rect) return;
     const y = this.rowTop(rect.row);
     c.strokeStyle = color;
@@ -202,7 +213,7 @@ class Flame {
   }
 
   reveal(node) {
-    const rect = this.rects.find((r) => r.node === node);
+    const rect = this.find(node);
     if (!rect) return;
     const y = this.rowTop(rect.row), height = this.scroller.clientHeight;
     if (y < 0) this.scroller.scrollTop += y;

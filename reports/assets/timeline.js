@@ -72,19 +72,21 @@ class Strip {
     event.preventDefault();
   }
 
-  // Sum of a weight in each bucket, over the threads that are shown.
-  sums(weight, threads) {
-    const { node, bucket, weights } = this.profile.timeline;
-    const values = weights[weight], sums = new Float64Array(this.buckets);
+  // Sums of the view's weight: one row a layer that the time ended in, one value a bucket, over the threads shown.
+  sums(view) {
+    const { node, bucket, weights } = this.profile.timeline, { layer, frame, threadOf } = this.profile;
+    const values = weights[view.weight], { threads } = view;
+    const sums = Object.fromEntries(LAYERS.map((name) => [name, new Float64Array(this.buckets)]));
     if (values) {
       for (let i = 0; i < node.length; i++) {
-        if (!threads || threads.has(this.profile.threadOf[node[i]])) sums[bucket[i]] += values[i];
+        const at = node[i];
+        if (!threads || threads.has(threadOf[at])) sums[layer[frame[at]] || "process"][bucket[i]] += values[i];
       }
     }
     return sums;
   }
 
-  draw(weight, threads) {
+  draw(view) {
     if (!this.buckets) return;
     const style = getComputedStyle(document.documentElement);
     const color = (name) => style.getPropertyValue("--" + name).trim();
@@ -93,18 +95,26 @@ class Strip {
     this.canvas.width = width * ratio;
     this.canvas.height = height * ratio;
     c.setTransform(ratio, 0, 0, ratio, 0, 0);
-    const timed = this.profile.timed.has(weight);
-    const sums = this.sums(weight, threads), top = Math.max(...sums, 1), [from, to] = this.ends;
-    sums.forEach((sum, i) => {
-      const x = (i * width) / this.buckets, h = (sum / top) * (height - 4);
-      c.fillStyle = color(i >= from && i < to ? "accent" : "rest");
-      c.globalAlpha = i >= from && i < to ? 0.75 : 1;
-      c.fillRect(x, height - h, Math.max(width / this.buckets - 0.5, 0.75), h);
-    });
-    c.globalAlpha = 1;
+    const [from, to] = this.ends, sums = this.sums(view);
+    const base = new Float64Array(this.buckets);
+    const top = Math.max(1, ...base.map((_, i) => LAYERS.reduce((sum, layer) => sum + sums[layer][i], 0)));
+    const scale = (height - 3) / top, step = width / this.buckets;
+    for (const layer of LAYERS) {
+      c.fillStyle = color(layer);
+      sums[layer].forEach((sum, i) => {
+        if (!sum) return;
+        c.globalAlpha = i >= from && i < to ? 1 : 0.25;
+        base[i] += sum;
+        c.fillRect(i * step, height - base[i] * scale, Math.max(step - (step > 4 ? 1 : 0), 0.75), sum * scale);
+      });
+    }
+    this.say(view, from, to);
+  }
+
+  say(view, from, to) {
     const span = `${this.seconds(from).toFixed(3)} s to ${this.seconds(to).toFixed(3)} s`;
     const whole = `${this.seconds(this.buckets).toFixed(3)} s`;
-    this.text.textContent = !timed ? `${weight} has no times: it can't be cut to a part of the recording`
+    this.text.textContent = !this.profile.timed.has(view.weight) ? `${view.weight} has no times: it can't be cut to a part of the recording`
       : this.range ? `Showing ${span} of ${whole}` : `Time: all ${whole}. Drag to look at a part`;
     this.clear.hidden = !this.range;
     this.handles.forEach((handle, side) => {
