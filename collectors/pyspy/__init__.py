@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from perfscope.collectors.pyspy.collector import PySpyCollector
+from perfscope.collectors.pyspy.importing import import_file, sniff
 
-__all__ = ["PySpyCollector"]
+__all__ = ["PySpyCollector", "import_file", "sniff"]

@@ -10,6 +10,7 @@ sound again: the state after each group of events is the stack of the process th
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ class Slices:
     thread: int32[n], index into `threads`. start, end: int64[n]: from the look that saw the stack first to the first
     look that saw another. stack: int32[n]. names: what py-spy calls the threads.
     lost_events: events that don't fit into any sound stack. cut_at: byte offset where reading ended early; why.
+    shared_handles: pthread handles that two processes have, one the other's fork. leaf: innermost function of a slice.
     """
 
     threads: list[ThreadKey] = field(default_factory=list)
@@ -48,8 +50,10 @@ class Slices:
     last_ts: int = 0
     events: int = 0
     lost_events: int = 0
+    shared_handles: int = 0
     cut_at: int | None = None
     cut_why: str = ""
+    leaf: Callable[[int], str] = field(default=lambda row: "")
 
 
 class _Level(NamedTuple):
@@ -74,6 +78,7 @@ class _Handle:
     ts: int = -1
     sound: bool = True
     thread: int | None = None
+    pids: set[int] = field(default_factory=set)
     ordinal: int = 0
 
 
@@ -185,6 +190,7 @@ class _Reader:
             state.pid if top.pid is None else top.pid,
             -1 - state.ordinal if top.tid is None else top.tid,
         )
+        state.pids.add(key[0])
         thread = self.index.get(key)
         if thread is None:
             thread = self.index[key] = len(self.index)
@@ -202,9 +208,12 @@ class _Reader:
             self._look(state)
         for thread in list(self.open_slice):
             self._close(thread, self.left_at.get(thread, self.result.last_ts))
+        self.result.shared_handles = sum(len(state.pids) > 1 for state in self.handles.values())
         table = np.frombuffer(self.columns, np.int64).reshape(-1, 4) if self.columns else np.zeros((0, 4), np.int64)
         self.result.thread, self.result.stack = table[:, 0].astype(np.int32), table[:, 3].astype(np.int32)
         self.result.start, self.result.end = table[:, 1].copy(), table[:, 2].copy()
+        stacks = self.stacks
+        self.result.leaf = lambda row: stacks.frames[stacks.stack_frames[self.result.stack[row]]].function
         return self.result
 
 

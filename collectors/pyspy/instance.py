@@ -76,8 +76,9 @@ def explain(output: str) -> Failure | None:
 class Instance:
     """A py-spy at work. Its output is drained by a thread of its own, so that neither side ever blocks the other.
 
-    began_ns, ended_ns: around its life, on CLOCK_MONOTONIC. starved_ns: it wanted a CPU so long and got none: it catches
-    up with looks in quick succession, so their number doesn't show that. samples, errors: by its own count, None until it is done.
+    began_ns, ended_ns: around its life, on CLOCK_MONOTONIC. samples, errors: by its own count, None until it is done.
+    starved_ns: how long it wanted a CPU in vain; it catches up with looks in quick succession, so that their number
+    doesn't show it.
     """
 
     def __init__(self, pid: int, rate_hz: int, output: Path, *, gil: bool, native: bool, blocking: bool) -> None:

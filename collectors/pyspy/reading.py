@@ -192,5 +192,5 @@ class Reading:
         if self.errors:
             notes.append(f"{self.errors} looks failed to read a stack")
         if self._dead:
-            notes.append(f"{self._dead} threads died: their last stack is cut where they were last seen in /proc")
+            notes.append(f"threads that died: {self._dead}; their last stacks are cut where /proc last showed them")
         return notes
