@@ -69,9 +69,16 @@ def thread_pattern(names: Iterable[str]) -> str:
     return first[:same] + "*"
 
 
+def main_threads(intervals: Intervals) -> list[int]:
+    """Threads that make up these intervals, longest first, without those with less than 5 % of what the first has."""
+    totals = intervals.by_thread()
+    most = max(totals.values(), default=0)
+    return [thread for thread, total in totals.items() if 20 * total >= most]
+
+
 def threads_text(facts: Facts, intervals: Intervals) -> str:
     """The threads of these intervals for people: one name, or how many and their common pattern."""
-    threads = list(intervals.by_thread())
+    threads = main_threads(intervals)
     names = [thread_name(facts, t) for t in threads]
     if len(threads) == 1:
         return names[0]
@@ -89,8 +96,8 @@ def flame(facts: Facts, weight: str, names: Iterable[str] = ()) -> str:
 
 
 def where(facts: Facts, intervals: Intervals, stack_id: int = ROOT, layer: str = "python") -> Where:
-    """Where intervals lie: the thread with most of them, their window, and the code of `stack_id`."""
-    threads = list(intervals.by_thread())
+    """Where intervals lie: their main threads, their window, and the code of `stack_id`."""
+    threads = main_threads(intervals)
     first = facts.threads[threads[0]] if threads else None
     names = [thread_name(facts, t) for t in threads]
     same_process = first is not None and all(facts.threads[t].pid == first.pid for t in threads)
@@ -109,8 +116,8 @@ def where(facts: Facts, intervals: Intervals, stack_id: int = ROOT, layer: str =
 
 
 def by_function(
-    facts: Facts, stack_ids: npt.NDArray[np.int32], weights: npt.NDArray[np.int64], layer: str
-) -> list[tuple[Frame, int, int]]:
+    facts: Facts, stack_ids: npt.NDArray[np.int32], weights: npt.NDArray[np.number], layer: str
+) -> list[tuple[Frame, float, int]]:
     """Weights summed per innermost function of a layer, heaviest first: (frame, weight, heaviest stack_id).
 
     A function is known by name, file and module; the frame carries the line that weighs most. Stacks without a frame
@@ -119,15 +126,14 @@ def by_function(
     owners = facts.innermost[layer][stack_ids]
     known = owners != ROOT
     distinct, index = np.unique(owners[known], return_inverse=True)
-    sums = np.zeros(len(distinct), np.int64)
-    np.add.at(sums, index, weights[known])
-    lines: dict[Frame, dict[int, int]] = defaultdict(dict)
+    sums = np.bincount(index, weights[known], len(distinct))
+    lines: dict[Frame, dict[int, float]] = defaultdict(dict)
     for stack, weight in zip(distinct.tolist(), sums.tolist(), strict=True):
         frame = facts.stacks.frames[facts.stacks.stack_frames[stack]]
         lines[frame._replace(line=None)][stack] = weight
     result = []
     for function, stacks in lines.items():
-        per_line: dict[int | None, int] = defaultdict(int)
+        per_line: dict[int | None, float] = defaultdict(float)
         for stack, weight in stacks.items():
             per_line[facts.stacks.frames[facts.stacks.stack_frames[stack]].line] += weight
         heaviest = max(per_line, key=lambda line: per_line[line])

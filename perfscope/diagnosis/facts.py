@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -123,6 +123,16 @@ class Facts:
             parts.append(subtract(mine, cut) if len(cut) else mine)
         return joined(parts)
 
+    def ceiling_of_parts_pct(self, running: Intervals, part: Mapping[int, float]) -> float:
+        """As ceiling_pct for work that goes away, where of each thread's `running` time a share (0..1) is lost."""
+        if self.elapsed_ns <= 0 or not part:
+            return 0.0
+        totals = running.by_thread()
+        lost = {thread: share * totals.get(thread, 0) for thread, share in part.items()}
+        # The integral is over all of the process's running time; of it the same share is lost as of its total.
+        spread = shared_ns(running, self._active_outside(running)) * sum(lost.values()) / max(running.total_ns, 1)
+        return min(100.0, 100 * max(spread, *lost.values()) / self.elapsed_ns)
+
     def lost_pct(self, lost: Intervals) -> float:
         """Share of the working time of the threads in `lost` that is lost: lost / (lost + their other active time)."""
         if not len(lost):
@@ -137,21 +147,11 @@ class Facts:
     def stacks(self) -> StackTable:
         return self.session.stacks
 
-    def stack_at(self, thread: int, time_ns: int, until_ns: int | None = None) -> int:
-        """stack_id of a thread at a time; with `until_ns` the first known one of [time_ns, until_ns)."""
+    def at(self, thread: int, time_ns: int) -> tuple[int, int]:
+        """(state, stack_id) of a thread at a time; (UNKNOWN, ROOT) before and after it was observed."""
         t = self.threads[thread]
-        first = max(int(np.searchsorted(t.start_ns, time_ns, side="right")) - 1, 0)
-        last = first if until_ns is None else int(np.searchsorted(t.start_ns, until_ns, side="left"))
-        for i in range(first, min(max(last, first + 1), len(t.stack_id))):
-            if t.stack_id[i] != ROOT:
-                return int(t.stack_id[i])
-        return ROOT
-
-    def state_at(self, thread: int, time_ns: int) -> int:
-        """State of a thread at a time; UNKNOWN before and after it was observed."""
-        t = self.threads[thread]
-        at = int(np.searchsorted(t.start_ns, time_ns, side="right")) - 1
-        return UNKNOWN if at < 0 or time_ns >= t.end_ns[at] else int(t.state[at])
+        i = int(np.searchsorted(t.start_ns, time_ns, side="right")) - 1
+        return (UNKNOWN, ROOT) if i < 0 or time_ns >= t.end_ns[i] else (int(t.state[i]), int(t.stack_id[i]))
 
     @cached_property
     def innermost(self) -> dict[str, npt.NDArray[np.int32]]:
@@ -164,6 +164,34 @@ class Facts:
                 found[stack] = stack if stacks.frames[frame].layer == layer else found[parent]
             result[layer] = found
         return result
+
+    def looks_on_cpu(self, pid: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
+        """(thread, stack_id, looks) of a Python process: how often a sampler saw each stack while it was on a CPU.
+
+        A row of samples says when its first look was; the others lie somewhere in its duration. So each (thread,
+        stack) gets all of its looks times the share of its first looks that fall on a running slice. Torn samples are
+        left out.
+        """
+        rows = self.rows("samples", source=["pyspy", "austin"], pid=pid, torn=False)
+        rows = rows.select(["tid", "time_ns", "stack_id", "count"]).drop_null()
+        tids, times = rows["tid"].to_numpy(), rows["time_ns"].to_numpy()
+        stacks, counts = rows["stack_id"].to_numpy(), rows["count"].to_numpy()
+        parts = []
+        for tid in np.unique(tids).tolist():
+            thread = self.index.get((pid, tid))
+            if thread is None:
+                continue
+            mine, slices = tids == tid, self.threads[thread]
+            at = np.maximum(np.searchsorted(slices.start_ns, times[mine], side="right") - 1, 0)
+            running = (slices.state[at] == RUNNING) & (times[mine] >= slices.start_ns[at])
+            running &= times[mine] < slices.end_ns[at]
+            distinct, which = np.unique(stacks[mine], return_inverse=True)
+            looks = np.bincount(which, counts[mine]) * np.bincount(which, running) / np.bincount(which)
+            parts.append((np.full(len(distinct), thread, np.int64), distinct.astype(np.int32), looks))
+        if not parts:
+            return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.float64)
+        thread_ids, stack_ids, all_looks = zip(*parts, strict=True)
+        return np.concatenate(thread_ids), np.concatenate(stack_ids), np.concatenate(all_looks)
 
     def code_frame(self, stack_id: int, layer: str) -> Frame | None:
         """Innermost frame of a layer on a stack."""

@@ -27,4 +27,5 @@ background = threading.Thread(target=refresh, args=(end,), name="refresher")
 background.start()
 while time.monotonic() < end:
     request()
+    time.sleep(0.002)
 background.join()

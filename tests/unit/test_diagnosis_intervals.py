@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfscope.diagnosis.facts import subtract
@@ -23,6 +23,7 @@ def instants(start, end):
     return {t for a, b in zip(start, end, strict=True) for t in range(a, b)}
 
 
+@settings(deadline=None)
 @given(any_intervals)
 def test_union_covers_the_same_instants_once(pairs):
     start, end = union(array(pairs, 0), array(pairs, 1))
@@ -31,6 +32,7 @@ def test_union_covers_the_same_instants_once(pairs):
     assert (start[1:] > end[:-1]).all()
 
 
+@settings(deadline=None)
 @given(any_intervals, any_intervals)
 def test_overlap_counts_the_instants_within(pairs, others):
     within = union(array(others, 0), array(others, 1))
@@ -44,6 +46,7 @@ def rows(threads, letter):
     return Intervals.of([(t, t + 1, n) for n, line in enumerate(threads) for t, c in enumerate(line) if c == letter])
 
 
+@settings(deadline=None)
 @given(instants_of_threads)
 def test_shared_time_divides_each_instant_by_those_in_it(threads):
     expected = 0.0
@@ -53,11 +56,13 @@ def test_shared_time_divides_each_instant_by_those_in_it(threads):
     assert shared_ns(rows(threads, "p"), rows(threads, "w")) == pytest.approx(expected)
 
 
+@settings(deadline=None)
 @given(instants_of_threads)
 def test_union_of_threads_is_when_any_is_in_it(threads):
     assert union_ns(rows(threads, "p")) == sum("p" in column for column in zip(*threads, strict=True))
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(0, LENGTH)), any_intervals)
 def test_subtract_leaves_what_is_outside(times, cut):
     whole = Intervals.of([(t, t + 1, 3) for t in sorted(times)])

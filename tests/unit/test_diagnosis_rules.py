@@ -66,9 +66,9 @@ class Made:
         diagnosis = judge(self.session(), self.slices, thresholds)
         return next(v for v in diagnosis.verdicts if v.rule == rule)
 
-    def samples(self, tid, stack, looks, source="pyspy", period_ms=10):
+    def samples(self, tid, stack, looks, source="pyspy", at_ms=0, period_ms=10):
         self.writer.append("samples", [
-            {"source": source, "pid": PID, "tid": tid, "time_ns": START, "duration_ns": looks * period_ms * MS,
+            {"source": source, "pid": PID, "tid": tid, "time_ns": START + at_ms * MS, "duration_ns": looks * period_ms * MS,
              "stack_id": stack, "count": looks, "torn": False}
         ])  # fmt: skip
 
@@ -221,7 +221,8 @@ def test_hotspot_is_flagged_only_when_sure(tmp_path):
         hot, cool = made.stack("main", "score"), made.stack("main", "render")
         ms = looks * 10
         made.thread(1, "main", [("running", ms * 6 // 10, hot), ("running", ms * 4 // 10, cool)])
-        made.samples(1, hot, looks)
+        made.samples(1, hot, looks * 6 // 10)
+        made.samples(1, cool, looks * 4 // 10, at_ms=ms * 6 // 10)
         assert made.verdict("python-hotspot").verdict == expected
 
 
@@ -229,7 +230,7 @@ def test_hotspot_says_where_and_how_sure(made):
     hot, cool = made.stack("main", "score"), made.stack("main", "render")
     made.thread(1, "main", [("running", 8000, hot), ("running", 2000, cool)])
     made.samples(1, hot, 800)
-    made.samples(1, cool, 200)
+    made.samples(1, cool, 200, at_ms=8000)
     (finding,) = made.verdict("python-hotspot").findings
     assert (finding.where.function, finding.where.line) == ("score", 8)
     assert finding.where.stack == ("main (serve.py:7)", "score (serve.py:8)")
@@ -248,6 +249,19 @@ def test_time_in_the_standard_library_counts_for_its_caller(made):
     assert (finding.where.function, finding.where.line) == ("answer", 40)
 
 
+def test_a_look_at_a_sleeping_thread_is_no_cpu_time(made):
+    """A worker that waits most of the time is seen waiting most of the time; its short work must not go to the wait."""
+    wait, work = made.stack("main", "get"), made.stack("main", "answer")
+    made.thread(1, "main", [("running", 5, work), ("sleep", 20, wait)] * 100)
+    for n in range(100):
+        made.samples(1, work, 1, at_ms=25 * n + 2, period_ms=5)
+        made.samples(1, wait, 3, at_ms=25 * n + 6, period_ms=7)
+    (finding,) = made.verdict("python-hotspot").findings
+    assert finding.where.function == "answer"
+    assert value(finding, "CPU time of the process") == 100
+    assert finding.gives_back_pct == 20
+
+
 def test_a_hot_function_of_an_idle_program_is_no_hotspot(made):
     hot = made.stack("main", "score")
     made.thread(1, "main", [("running", 500, hot), ("sleep", 9500, hot)])
@@ -257,7 +271,7 @@ def test_a_hot_function_of_an_idle_program_is_no_hotspot(made):
 
 def test_hotspot_without_stacks_is_not_evaluable(made):
     made.thread(1, "main", [("running", 9000, ROOT), ("running", 1000, made.stack("main"))])
-    made.samples(1, 0, 100)
+    made.samples(1, made.stack("main"), 100, at_ms=9000)
     assert made.verdict("python-hotspot").verdict == "not_evaluable"
 
 

@@ -12,6 +12,7 @@ from perfscope.diagnosis.describe import (
     by_function,
     flame,
     label,
+    main_threads,
     not_evaluable,
     observed,
     ok,
@@ -58,7 +59,7 @@ def evaluate(facts: Facts, limits: Limits) -> Verdict:
         "keep it off the request's path: load weights and vocabularies once and keep them (mmap with MAP_POPULATE, "
         "page cache), read ahead or in a thread of its own, write logs and caches without fsync or in the "
         "background, or use a faster device",
-        flame(facts, "off-cpu", [thread_name(facts, t) for t in waits.by_thread()]),
+        flame(facts, "off-cpu", [thread_name(facts, t) for t in main_threads(waits)]),
     )
     return Verdict(RULE, "flagged", why, (finding,))
 

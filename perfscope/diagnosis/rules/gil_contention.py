@@ -13,6 +13,7 @@ from perfscope.diagnosis.describe import (
     by_function,
     flame,
     label,
+    main_threads,
     not_evaluable,
     observed,
     ok,
@@ -78,7 +79,7 @@ def _finding(facts: Facts, limits: Limits, pid: int, waits: Intervals, lost: flo
         "run that function in a process pool or in one worker process per core (several server processes instead of "
         "threads), use a tokenizer or numeric library that releases the GIL, or batch the calls so that fewer threads "
         "run Python at once",
-        flame(facts, "off-cpu", [thread_name(facts, t) for t in waits.by_thread()]),
+        flame(facts, "off-cpu", [thread_name(facts, t) for t in main_threads(waits)]),
     )
 
 

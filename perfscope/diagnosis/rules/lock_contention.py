@@ -20,6 +20,7 @@ from perfscope.diagnosis.describe import (
     by_function,
     flame,
     label,
+    main_threads,
     not_evaluable,
     observed,
     ok,
@@ -111,7 +112,7 @@ def _finding(facts: Facts, limits: Limits, lock: _Lock, lost: float, gain: float
         round(gain, 1),
         "hold the lock only around the shared data, never around I/O, a model call or logging; split it by key or use "
         "one copy a thread (sharded cache, thread-local tokenizer), or a structure made for concurrent use",
-        flame(facts, "off-cpu", [thread_name(facts, t) for t in waits.by_thread()]),
+        flame(facts, "off-cpu", [thread_name(facts, t) for t in main_threads(waits)]),
     )
 
 
@@ -119,16 +120,21 @@ def _held(facts: Facts, lock: _Lock) -> tuple[str, Evidence] | None:
     """(text, evidence) of the thread and code that held the lock while others waited."""
     threads: dict[int, int] = defaultdict(int)
     stacks: dict[int, int] = defaultdict(int)
+    own_ends = {t: np.sort(lock.waits.end_ns[lock.waits.thread == t]) for t in lock.waits.by_thread()}
     spans = zip(lock.waits.start_ns.tolist(), lock.waits.end_ns.tolist(), lock.holders, strict=True)
     for start, end, holder in spans:
         if holder is None:
             continue
-        threads[holder] += end - start
+        # Who waited there itself has held it since its own last wait ended.
+        ends = own_ends.get(holder, np.empty(0, np.int64))
+        before = int(np.searchsorted(ends, end, side="left")) - 1
+        since = max(start, int(ends[before])) if before >= 0 else start
+        threads[holder] += end - since
         slices = facts.threads[holder]
-        first = max(int(np.searchsorted(slices.start_ns, start, side="right")) - 1, 0)
+        first = max(int(np.searchsorted(slices.start_ns, since, side="right")) - 1, 0)
         last = int(np.searchsorted(slices.start_ns, end, side="left"))
         for i in range(first, last):
-            stacks[int(slices.stack_id[i])] += int(min(slices.end_ns[i], end) - max(slices.start_ns[i], start))
+            stacks[int(slices.stack_id[i])] += int(min(slices.end_ns[i], end) - max(slices.start_ns[i], since))
     if not threads:
         return None
     thread = max(threads, key=lambda t: threads[t])
@@ -160,11 +166,12 @@ def _python_locks(facts: Facts, pid: int) -> Iterator[_Lock]:
             continue  # nobody who waits here ever releases here: a wait for an event, not a lock
         kept, holders, stacks = [], [], []
         for thread, start, end, waker in rows:
-            if facts.state_at(thread, start + (end - start) // 2) != LOCK:
+            state, stack = facts.at(thread, start + (end - start) // 2)
+            if state != LOCK:
                 continue
             kept.append((start, end, thread))
             holders.append(None if waker is None else facts.index.get((pid, waker)))
-            stacks.append(facts.stack_at(thread, start, end))
+            stacks.append(stack)
         if kept:
             yield _Lock(
                 "python",

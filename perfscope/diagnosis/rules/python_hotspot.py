@@ -1,9 +1,9 @@
 """python-hotspot: one function holds most of a process's CPU time.
 
-Measured on slices in state running with a Python stack (torn samples are not in them): CPU time by the innermost
-function, where time in the standard library counts for the function that called it. The share's 95 % confidence
-interval (Wilson's score interval, E. B. Wilson 1927) is taken over the looks py-spy had at running threads, and its
-lower end must reach the threshold. gives_back: Facts.ceiling_pct of the function's running time, work gone.
+Measured on the looks of the sampler at threads that were on a CPU at that moment (torn ones left out), by the innermost
+function, where time in the standard library counts for the function that called it. The lower end of the share's 95 %
+confidence interval (Wilson's score interval, E. B. Wilson 1927) must reach the threshold. gives_back:
+Facts.ceiling_of_parts_pct: of each thread's CPU time goes the share in which it was seen in the function.
 """
 
 from __future__ import annotations
@@ -59,52 +59,57 @@ class _Missing:
 
 
 def _process(facts: Facts, limits: Limits, pid: int) -> Finding | str | _Missing:
-    running, stacks = facts.slices([RUNNING], [pid])
-    lengths = running.end_ns - running.start_ns
-    owners = _responsible(facts)[stacks]
-    known = owners != ROOT
-    sampled_ns, total_ns = int(lengths[known].sum()), running.total_ns
-    if total_ns == 0:
+    running = facts.spent([RUNNING], [pid])
+    if running.total_ns == 0:
         return f"pid {pid}: no CPU time"
     # With too little CPU time for any function to matter there is nothing to be sure about.
     if facts.ceiling_pct(running, work_stays=False) < limits["gives_back_pct"].value:
         return f"pid {pid}: its CPU time is below {limits['gives_back_pct'].value:g} % of the recording"
-    unsampled = 100 * (1 - sampled_ns / total_ns)
-    if unsampled > limits["unsampled_pct"].value:
-        return _Missing(f"pid {pid}: {unsampled:.0f} % of its CPU time has no Python stack")
     period = _period_ns(facts, pid)
     if period is None:
         return _Missing(f"pid {pid}: no py-spy samples with times")
-    looks = sampled_ns / period
-    if looks < limits["looks"].value:
-        return _Missing(f"pid {pid}: only {looks:.0f} samples of running threads")
-    frame, ns, stack = by_function(facts, owners[known], lengths[known], "python")[0]
-    share = ns / sampled_ns
-    low, high = wilson(share, looks)
-    inside = running.where(_in_function(facts, owners, frame.function, frame.file))
-    gain = facts.ceiling_pct(inside, work_stays=False)
+    threads, stacks, looks = facts.looks_on_cpu(pid)
+    owners = _responsible(facts)[stacks]
+    known = owners != ROOT
+    threads, owners, looks = threads[known], owners[known], looks[known]
+    seen = float(looks.sum())
+    if seen < limits["looks"].value:
+        return _Missing(f"pid {pid}: only {seen:.0f} samples of running threads")
+    unsampled = max(0.0, 100 * (1 - seen * period / running.total_ns))
+    if unsampled > limits["unsampled_pct"].value:
+        return _Missing(f"pid {pid}: {unsampled:.0f} % of its CPU time has no Python stack")
+    frame, count, stack = by_function(facts, owners, looks, "python")[0]
+    share = count / seen
+    low, high = wilson(share, seen)
+    inside = _in_function(facts, owners, frame.function, frame.file)
+    parts = {
+        t: float(looks[inside & (threads == t)].sum() / looks[threads == t].sum())
+        for t in np.unique(threads[inside]).tolist()
+    }
+    gain = facts.ceiling_of_parts_pct(running, parts)
     text = f"{label(frame)} holds {100 * share:.0f} % of the CPU time of pid {pid} ({100 * low:.0f}-{100 * high:.0f} %)"
     if 100 * low < limits["cpu_share_pct"].value or gain < limits["gives_back_pct"].value:
         return f"the hottest function, {text}, is below the thresholds"
+    busy = running.where(np.isin(running.thread, list(parts)))
+    interval = "CPU time of the process, lower end of the 95 % interval"
     return Finding(
         RULE,
         f"Python hotspot: {text}",
         Severity.INFO,
-        where(facts, inside, stack),
+        where(facts, busy, stack),
         (
-            against(
-                "CPU time of the process, lower end of the 95 % interval", 100 * low, limits["cpu_share_pct"], MEASURED
-            ),
+            against(interval, 100 * low, limits["cpu_share_pct"], MEASURED),
             against("ceiling of elapsed time saved", gain, limits["gives_back_pct"], MEASURED),
             observed("CPU time of the process", 100 * share, "%", MEASURED),
             observed("upper end of the 95 % interval", 100 * high, "%", MEASURED),
-            against("looks at running threads", looks, limits["looks"], "samples (py-spy)"),
+            against("looks at running threads", seen, limits["looks"], "samples (py-spy)"),
             against("CPU time without a Python stack", unsampled, limits["unsampled_pct"], MEASURED),
         ),
         round(gain, 1),
-        f"{seconds(ns)} of CPU time in one function: cache its results, vectorise it with numpy, move the loop into a "
-        "compiled library (tokenizers, a C extension, Cython, Numba), or call it less often by batching",
-        flame(facts, "cpu", [thread_name(facts, t) for t in inside.by_thread()]),
+        f"{seconds(share * running.total_ns)} of CPU time in one function: cache its results, vectorise it with numpy, "
+        "move the loop into a compiled library (tokenizers, a C extension, Cython, Numba), or call it less often by "
+        "batching",
+        flame(facts, "cpu", [thread_name(facts, t) for t in parts]),
     )
 
 

@@ -1,8 +1,7 @@
 """sleep-or-idle: nothing is wrong; the target waits for work most of the time.
 
-Busy is the time in which at least one thread ran, wanted a CPU or waited for a resource (disk, GIL, GC). Waits on locks
-are left out, because threads also wait for work on them; lock-contention judges those. gives_back is null: no change
-of the program makes work arrive sooner.
+Busy is the time in which at least one thread ran, wanted a CPU or waited for a resource (disk, lock, GIL, GC).
+gives_back is null: no change of the program makes work arrive sooner.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from perfscope.diagnosis.describe import against, flame, not_evaluable, observed
 from perfscope.diagnosis.facts import ACTIVE, Facts
 from perfscope.diagnosis.intervals import union_ns
 from perfscope.diagnosis.thresholds import Limits
-from perfscope.merge.slices import LOCK, RUNNING, SLEEP
+from perfscope.merge.slices import RUNNING, SLEEP
 from perfscope.model.finding import Finding, Severity, Verdict, Where
 
 RULE = "sleep-or-idle"
@@ -23,11 +22,11 @@ def evaluate(facts: Facts, limits: Limits) -> Verdict:
         return not_evaluable(RULE, f"no sched events: {gap[0]}", gap[1])
     if facts.unknown_pct is None or facts.unknown_pct > 50 or facts.elapsed_ns <= 0:
         return not_evaluable(RULE, "most threads' time has no sched events", "perfscope record as root")
-    busy = 100 * union_ns(facts.spent([s for s in ACTIVE if s != LOCK])) / facts.elapsed_ns
+    busy = 100 * union_ns(facts.spent(ACTIVE)) / facts.elapsed_ns
     why = f"at least one thread was busy in {busy:.1f} % of the recording"
     if busy >= limits["busy_pct"].value:
         return ok(RULE, why)
-    sleeping = facts.spent([SLEEP, LOCK])
+    sleeping = facts.spent([SLEEP])
     finding = Finding(
         RULE,
         f"Idle: the target waits for work; {why}",
