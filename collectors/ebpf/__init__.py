@@ -1,4 +1,4 @@
-"""The kernel's own events of the target: scheduling, futex waits, block requests, births and deaths, GPU scheduler jobs.
+"""The kernel's own events of the target: scheduling, futex waits, block requests, births and deaths, GPU jobs.
 
 Three backends write the same records (records.py): libbpf with the shipped CO-RE object, bcc, and perf_event_open.
 Their clock is CLOCK_MONOTONIC, read by the kernel at the event.
@@ -6,12 +6,12 @@ Their clock is CLOCK_MONOTONIC, read by the kernel at the event.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 
@@ -162,19 +162,21 @@ class EbpfCollector(Collector):
             if backend is None:
                 return
             try:
+                self._last_words()
                 backend.stop()
                 if self._drm is not None:
                     self._drm.stop()
             except OSError as error:
                 self._drain_error = error
-            for pid, tid in self._alive():
+
+    def _last_words(self) -> None:
+        """CPU times and names of the threads that live on, as close to the end as can be."""
+        backend = self._backend
+        assert backend is not None
+        for pid in {pid for pid, _ in backend.followed()}:
+            for tid in procfs.threads(pid):
                 self._final[tid] = procfs.schedstat(pid, tid)
                 self._names[tid] = procfs.comm(pid, tid)
-
-    def _alive(self) -> Iterator[tuple[int, int]]:
-        for events in chunks(self.context.raw / "events.bin", EVENT):
-            for record in events[events["kind"] == ALIVE]:
-                yield int(record["tgid"]), int(record["tid"])
 
     def read(self, writer: SessionWriter, start_ns: int, stop_ns: int) -> None:
         """Writes sched, waits, block_io and drm_jobs; notes processes and threads; completes `report` and `clocks`."""
@@ -182,9 +184,13 @@ class EbpfCollector(Collector):
         backend = self._backend
         if backend is None:
             return
+        backend.finish()
         window = tables.Window(max(start_ns, self._start_ns), min(stop_ns, self._stop_ns))
-        tasks, addresses, count = self._scan()
+        tasks, count = self._scan()
         lives = threads.build(self._initial, tasks, self._final, self._stop_ns)
+        if not backend.paired and backend.losses().events:  # it can't say whose they were
+            for life in lives.lives:
+                life.complete = False
         for life in lives.lives:
             if life.end_ns is None:
                 life.name = self._names.get(life.tid) or life.name
@@ -205,12 +211,12 @@ class EbpfCollector(Collector):
     def _events(self) -> Iterator[Records]:
         return chunks(self.context.raw / "events.bin", EVENT)
 
-    def _scan(self) -> tuple[Records, None, int]:
+    def _scan(self) -> tuple[Records, int]:
         tasks, count = [np.empty(0, EVENT)], 0
         for events in self._events():
             count += len(events)
             tasks.append(events[np.isin(events["kind"], (FORK, EXEC, DEATH, ALIVE))])
-        return np.concatenate(tasks), None, count
+        return np.concatenate(tasks), count
 
     def _learn_gil(self, parents: dict[int, int]) -> gil.GilAddresses:
         judge = gil.GilAddresses(self._runtimes, parents)
@@ -255,7 +261,7 @@ class EbpfCollector(Collector):
             self._cpu_ns += time.thread_time_ns() - before
 
 
-def _backend_class(name: str) -> Callable[[os.PathLike[str]], Backend]:
+def _backend_class(name: str) -> Callable[[Path], Backend]:
     module, _, attribute = BACKENDS[name].partition(":")
-    loaded: Callable[[os.PathLike[str]], Backend] = getattr(import_module(module), attribute)
+    loaded: Callable[[Path], Backend] = getattr(import_module(module), attribute)
     return loaded

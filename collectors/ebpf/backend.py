@@ -31,7 +31,7 @@ class Losses:
 class Backend(ABC):
     """Attached from the end of __init__ to `stop`. Raises CollectorError where it can't run.
 
-    paired: SCHED, WAIT and whole block requests are written; else the unpaired kinds, for `pairing` to join.
+    paired: it pairs in the kernel, and knows whose records were lost.
     """
 
     name: str
@@ -52,6 +52,13 @@ class Backend(ABC):
     @abstractmethod
     def forget(self, tid: int) -> None:
         """The thread was gone before it was followed."""
+
+    @abstractmethod
+    def followed(self) -> list[tuple[int, int]]:
+        """(tgid, tid) of the threads followed now, dead ones perhaps among them."""
+
+    def finish(self) -> None:
+        """After `stop`: what is left to do until events.bin and blocks.bin hold paired records."""
 
     @abstractmethod
     def drain(self) -> None:

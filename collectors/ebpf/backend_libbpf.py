@@ -75,11 +75,11 @@ class LibbpfBackend(Backend):
     def _load(programs: tuple[str, ...], futex_number: int) -> libbpf.Object:
         path = probes.path("bpf", "perfscope.bpf.o")
         try:
-            return libbpf.Object(path, programs, {"futex_nr": (0, futex_number), "has_prev_state": (4, 1)})
+            return libbpf.Object(path, programs, struct.pack("<II", futex_number, 1))  # futex_nr, has_prev_state
         except CollectorError as error:
             if error.hint:
                 raise
-            return libbpf.Object(path, programs, {"futex_nr": (0, futex_number), "has_prev_state": (4, 0)})
+            return libbpf.Object(path, programs, struct.pack("<II", futex_number, 0))
 
     @property
     def version(self) -> str:
@@ -94,6 +94,11 @@ class LibbpfBackend(Backend):
 
     def forget(self, tid: int) -> None:
         self._threads.delete(struct.pack("<I", tid))
+
+    def followed(self) -> list[tuple[int, int]]:
+        return [
+            (THREAD.unpack(value)[4], int.from_bytes(key, "little")) for key, value in self._threads.items()
+        ]
 
     def drain(self) -> None:
         for ring in self._rings:

@@ -13,7 +13,7 @@ MAX_SYMBOLS = 1 << 20
 
 @dataclass(frozen=True)
 class Symbol:
-    """value: address as linked; load_address: where the file's first segment is linked; relocatable: a library or PIE."""
+    """value: address as linked; load_address: where the first segment is linked; relocatable: a library or PIE."""
 
     value: int
     size: int

@@ -14,10 +14,11 @@ from perfscope.collectors.ebpf import elf
 from perfscope.collectors.ebpf.records import OP_TIMED, WAIT, Records
 
 # struct _gil_runtime_state (CPython 3.7 to 3.14): ..., cond, mutex, switch_cond, switch_mutex. take_gil waits, with a
-# timeout, on one of the two words __g_signals of glibc's pthread_cond_t (48 bytes, words at 40 and 44); nothing else
-# in CPython's runtime state waits with one. From the first word to the end of the struct every word is the GIL's.
+# timeout, on one of the two words __g_signals (at 40 and 44) of cond, a glibc pthread_cond_t of 48 bytes; nothing else
+# in CPython's runtime state waits with one. From the start of cond to the end of the struct every word is the GIL's.
+_SIGNALS_AT, _COND_BYTES = 40, 48
 _MUTEX_BYTES = {"x86_64": 40, "aarch64": 48}
-GIL_BYTES = 8 + 48 + 2 * _MUTEX_BYTES.get(platform.machine(), 40)
+GIL_BYTES = 2 * (_COND_BYTES + _MUTEX_BYTES.get(platform.machine(), 40))
 
 
 def runtime_ranges(pid: int) -> list[tuple[int, int]]:
@@ -64,7 +65,7 @@ class GilAddresses:
             addresses = np.unique(timed["b"][timed["tgid"] == pid])
             for start, end in self._ranges(pid):
                 inside = addresses[(addresses >= start) & (addresses < end)]
-                self._gils[pid] |= {address & ~7 for address in inside.tolist()}
+                self._gils[pid] |= {(address & ~7) - _SIGNALS_AT for address in inside.tolist()}
 
     def is_gil(self, waits: Records) -> npt.NDArray[np.bool_]:
         """For each WAIT record, whether it waited for a GIL."""

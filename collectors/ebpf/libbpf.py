@@ -1,4 +1,4 @@
-"""libbpf.so through ctypes: load an object, attach its programs, reach its maps. No compiler, no headers, no binding."""
+"""libbpf.so through ctypes: load an object, attach its programs, reach its maps. No compiler and no headers needed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ class _TracepointOptions(c.Structure):
     _fields_ = [("sz", c.c_size_t), ("bpf_cookie", c.c_uint64)]
 
 
-@_PRINT
 def _print(level: int, text: bytes, arguments: int) -> int:
     if level == 0:  # LIBBPF_WARN; what the verifier says comes here too
         buffer = c.create_string_buffer(1 << 16)
@@ -54,6 +53,9 @@ def _print(level: int, text: bytes, arguments: int) -> int:
         _log.append(buffer.value.decode(errors="replace").rstrip())
         del _log[:-40]
     return 0
+
+
+_print_callback = _PRINT(_print)  # kept alive: the library calls it
 
 
 @cache
@@ -66,7 +68,7 @@ def library() -> c.CDLL:
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
         raise CollectorError(f"no usable libbpf.so.1: {error}", hint="apt install libbpf1") from None
-    lib.libbpf_set_print(_print)
+    lib.libbpf_set_print(_print_callback)
     return lib
 
 
@@ -119,8 +121,8 @@ class Map:
 class Object:
     """A loaded BPF object. Links and maps are file descriptors of this process: its death detaches everything."""
 
-    def __init__(self, path: Path, programs: Iterable[str], constants: dict[str, tuple[int, int]] | None = None) -> None:
-        """Loads only `programs`. constants: name -> (byte offset in .rodata, u32 value).
+    def __init__(self, path: Path, programs: Iterable[str], constants: bytes = b"") -> None:
+        """Loads only `programs`. constants: the bytes its .rodata begins with.
 
         Raises CollectorError with what libbpf or the verifier said.
         """
@@ -138,8 +140,7 @@ class Object:
         if constants:
             size = c.c_size_t()
             rodata = lib.bpf_map__initial_value(self._find_map(".rodata"), c.byref(size))
-            for offset, value in constants.values():
-                c.memmove(rodata + offset, struct.pack("<I", value), 4)
+            c.memmove(rodata, constants, min(len(constants), size.value))
         result = lib.bpf_object__load(self._object)
         if result:
             self.close()

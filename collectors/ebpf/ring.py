@@ -26,7 +26,7 @@ class Ring(Protocol):
 
 
 class MappedRing:
-    """Reads the ring's memory: one copy per drain. Python has no memory barriers, so x86-64 only (loads are ordered)."""
+    """Reads the ring's memory, one copy a drain. Python has no memory barriers: x86-64 only, where loads are ordered."""
 
     def __init__(self, map_fd: int, size: int, record: int, path: Path) -> None:
         page = mmap.PAGESIZE
@@ -84,6 +84,6 @@ def open_ring(map_fd: int, size: int, record: int, path: Path) -> Ring:
 
 def write_all(fd: int, data: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> None:
     """write(2) until everything is written. Raises OSError (disk full)."""
-    view = memoryview(data).cast("B")
+    view = data.data.cast("B")
     while view.nbytes:
         view = view[os.write(fd, view) :]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ class SchedTable:
         """Rows for what no event tells: threads that never switched, and the time between two lives of one id."""
         rows: list[tuple[int, int, int, int, int, int]] = []
         for (tgid, tid), lives in self._lives.of().items():
-            for before, after in zip(lives, lives[1:], strict=False):
+            for before, after in pairwise(lives):
                 if before.end_ns is not None:
                     rows.append((tgid, tid, before.end_ns, 0, after.start_ns, LETTERS.index("X")))
             last = lives[-1]
@@ -77,7 +78,7 @@ class SchedTable:
         if rows:
             columns = [np.array(column, np.int64) for column in zip(*rows, strict=True)]
             none = np.zeros(len(rows), np.int64)
-            self._append(*columns[:5], columns[5].astype(np.int32), none, none, none)
+            self._append(*columns[:5], columns[5].astype(np.int32), none, none - 1, none - 1)
 
     def _append(
         self,
@@ -114,8 +115,8 @@ class SchedTable:
                 "on_ns": _masked(on, ~ended, pa.int64()),
                 "state": _category(code, LETTERS),
                 "waker_tid": _masked(waker.astype(np.int32), (waker == 0) | ~woken | (code == 0), pa.int32()),
-                "cpu": _masked(cpu[keep].astype(np.int32), ~ended, pa.int32()),
-                "prev_tid": _masked(previous[keep].astype(np.int32), ~ended, pa.int32()),
+                "cpu": _masked(cpu[keep].astype(np.int32), ~ended | (cpu[keep] == -1), pa.int32()),
+                "prev_tid": _masked(previous[keep].astype(np.int32), ~ended | (previous[keep] == -1), pa.int32()),
             },
         )
 
@@ -200,7 +201,7 @@ def append_blocks(writer: SessionWriter, blocks: Records, window: Window, lives:
             "bytes": rows["bytes"].astype(np.int64),
             "operation": _category(flag_codes.astype(np.int32), [operation(name) for name in names]),
             "flags": _category(flag_codes.astype(np.int32), names),
-            "error": _masked(block_errors(rows["error"]), done == 0, pa.int32()),
+            "error": np.where(done == 0, 0, block_errors(rows["error"])),
             "in_target": np.isin(rows["tid"], targets),
         },
     )
