@@ -88,8 +88,8 @@ def _chrometrace(path: Path, writer: SessionWriter) -> ImportResult:
     if slices.shared_handles:
         report.status = "partial"
         report.why = (f"{report.why}; " if report.why else "") + (
-            f"{slices.shared_handles} threads of a parent and its fork share handles, which py-spy --subprocesses mixes "
-            "up: told apart by the process that each look names; the last look interval of each is missing"
+            f"{slices.shared_handles} threads of a parent and its fork share handles, which py-spy --subprocesses "
+            "mixes up: told apart by the process that each look names; the last look interval of each is missing"
         )
         report.hint = "record each process with a py-spy of its own: perfscope record does"
     ends, tails = _without_tails(slices)

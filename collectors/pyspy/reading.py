@@ -54,7 +54,7 @@ class Reading:
                 until = min(until, first)
         for instance in gil.done:
             if instance.whole:
-                self._gil(target, instance)
+                self._gil(target, instance, judge)
 
     def _failures(self, target: Target, lane: Lane, what: str) -> None:
         pid = target.process.pid
@@ -128,17 +128,18 @@ class Reading:
         self.errors += instance.errors or 0
         self.late += max(0, round(expected) - int(counts.sum()))
 
-    def _gil(self, target: Target, instance: Instance) -> None:
+    def _gil(self, target: Target, instance: Instance, judge: TornJudge) -> None:
         counts = read_raw(instance.output, self.writer.stacks)
         self.unsound += counts.lost_lines
         tids = {seen.inner: tid for tid, seen in target.threads.items()}
         self._gil_looks += sum(counts.count)
+        torn, _ = judge.judge(np.array(counts.stack, np.int32))
         self.writer.append(
             "samples",
             [
                 {"source": "pyspy-gil", "pid": target.process.pid, "tid": None if tid is None else tids.get(tid, tid)}
-                | {"stack_id": stack, "count": count, "torn": False}
-                for tid, stack, count in zip(counts.tid, counts.stack, counts.count, strict=True)
+                | {"stack_id": stack, "count": count, "torn": bool(was_torn)}
+                for tid, stack, count, was_torn in zip(counts.tid, counts.stack, counts.count, torn, strict=True)
             ],
         )
 

@@ -130,7 +130,7 @@ class _Reader:
                 found.lost += len(events) - number
                 found.why = "an event that closes what isn't open, goes back in time or names no frame: read up to it"
                 return
-            assert time is not None and frame_id is not None
+            assert time is not None and frame_id is not None and index is not None
             if open_ and last is not None and time > last:
                 start, end = round(last * scale), round(time * scale)
                 weight = end - start if found.timed else round(time - last)
@@ -145,7 +145,7 @@ class _Reader:
                 self._lose(found, f"stacks deeper than {MAX_DEPTH}: read up to there")
                 return
             else:
-                open_.append((int(index), self._push(open_[-1][1] if open_ else ROOT, frame_id)))
+                open_.append((index, self._push(open_[-1][1] if open_ else ROOT, frame_id)))
         if open_:
             self._lose(found, "frames left open at its end")
 

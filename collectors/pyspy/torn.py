@@ -7,7 +7,8 @@ program. The rule: caller F at line L, callee G is *impossible* if L's statement
 - it names no function G (as a name or an attribute), and
 - it iterates, awaits or imports nothing (these resume or load code that they don't name), and
 - everything it calls is known: a function, or a method of self, defined exactly once in that file, undecorated and no
-  generator; or a builtin that calls nothing but special methods.
+  generator; or a builtin that calls nothing but special methods. (A method of another object counts as known only
+  for callees of that same file: what the object of another module calls lies there.)
 
 Special methods (`__iter__`...), lambdas and comprehensions are always possible. Nothing is judged where the source is
 missing, newer than the process, or doesn't fit (no function F around L). A caller at its own `def` line has called
@@ -46,6 +47,7 @@ class _Line:
 
     names: set[str] = field(default_factory=set)
     open_ended: bool = False
+    foreign: bool = False  # calls a method of an unknown object, whose only namesake in the file is plain
 
 
 class _File:
@@ -141,7 +143,10 @@ class _File:
         elif isinstance(node, ast.Attribute):
             reached.names.add(node.attr)
         elif isinstance(node, ast.Call):
-            reached.open_ended |= not self._known(node)
+            if not self._known(node):
+                method = isinstance(node.func, ast.Attribute) and self._plain(node.func.attr)
+                reached.foreign |= method
+                reached.open_ended |= not method
         elif isinstance(
             node,
             ast.AsyncFor | ast.Yield | ast.YieldFrom | ast.Await | ast.Starred | ast.Import | ast.ImportFrom
@@ -166,7 +171,7 @@ class _File:
     def _known(self, call: ast.Call) -> bool:
         target = call.func
         if isinstance(target, ast.Name):
-            if target.id in self.plain and target.id not in self.generators:
+            if self._plain(target.id):
                 return True
             return target.id in _PLAIN_BUILTINS and self.bound[target.id] == 0
         if isinstance(target, ast.Attribute):
@@ -174,8 +179,11 @@ class _File:
                 return self.bound[target.value.id] == 1
             # Of another object than self, a method of that name may be anybody's.
             mine = isinstance(target.value, ast.Name) and target.value.id in ("self", "cls")
-            return mine and target.attr in self.plain and target.attr not in self.generators
+            return mine and self._plain(target.attr)
         return False
+
+    def _plain(self, name: str) -> bool:
+        return name in self.plain and name not in self.generators
 
 
 def _yields(function: _Function) -> bool:
@@ -249,7 +257,8 @@ class TornJudge:
         if name != "<module>" and (name.startswith("<") or (name.startswith("__") and name.endswith("__"))):
             return True
         reached = file.reach(caller.line)
-        return reached.open_ended or name in reached.names
+        elsewhere = reached.foreign and (callee.file != caller.file or name not in file.plain)
+        return reached.open_ended or elsewhere or name in reached.names
 
     def _file(self, name: str) -> _File | None:
         if name not in self._files:
