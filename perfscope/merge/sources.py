@@ -24,7 +24,7 @@ class Sources:
     """Grouped tables of some threads (`infos`, ordered by pid and tid), and what holds for whole processes.
 
     sched: off, wake, on (NEVER for null), wait (the state while blocked, SLEEP if only the cause can tell), waker.
-    samples: time, duration (-1 for null), stack, torn, period; only those with times, and not of the GIL sampler.
+    samples: time, duration (both NEVER for null), stack, torn, period; period 0: the GIL sampler's, which holds no stacks of all threads.
     waits: start, end, gil. block_io: start, end, waited (whether a sleeping thread may wait for it).
     jvm: start, end, stack, state (-1: its thread doesn't wait).
     pauses: pid -> the JVM's stop-the-world pauses. native: keys of the session's threads that no sampler ever saw.
@@ -41,7 +41,7 @@ class Sources:
         def samples(piece: pa.Table) -> Columns:
             return {
                 "time": filled(piece["time_ns"], NEVER),
-                "duration": filled(piece["duration_ns"], -1),
+                "duration": filled(piece["duration_ns"], NEVER),
                 "stack": stack_ids(session, "samples", piece["stack_id"]),
                 "torn": piece["torn"].to_numpy(),
                 "period": codes(piece["source"], lambda s: 0 if s == "pyspy-gil" else periods.get(s, PERIOD_NS)),

@@ -107,7 +107,7 @@ class _Merge:
         time, torn = bounded(rows["time"]), rows["torn"].astype(bool)
         stack = np.where(torn, self.torn, rows["stack"]).astype(np.int32)
         start, end = time.copy(), time + bounded(np.maximum(rows["duration"], 0))
-        instants = np.flatnonzero(rows["duration"] < 0)
+        instants = np.flatnonzero(rows["duration"] == NEVER)
         if len(instants):
             start[instants], end[instants] = _nearest(time[instants], REACH_PERIODS * rows["period"][instants])
         return _Looks(latest_wins(start, end), stack, time[~torn], stack[~torn])
@@ -119,13 +119,12 @@ class _Merge:
         stack = np.where(row >= 0, looks.stack[row], ROOT) if len(looks.stack) else np.full(len(row), ROOT)
         poor = np.flatnonzero((stack == ROOT) | (stack == self.torn))
         if len(poor) and len(looks.time):
-            at, low, high = middle[poor], spans.start[poor], spans.end[poor]
+            at = middle[poor]
+            first, last = (np.searchsorted(looks.time, edge[poor]) for edge in (spans.start, spans.end))
             after = np.searchsorted(looks.time, at)
-            before = np.maximum(after - 1, 0)
-            after = np.minimum(after, len(looks.time) - 1)
+            before, after = (np.clip(look, first, np.maximum(last - 1, 0)) for look in (after - 1, after))
             nearest = np.where(np.abs(looks.time[after] - at) <= np.abs(looks.time[before] - at), after, before)
-            inside = (looks.time[nearest] >= low) & (looks.time[nearest] < high)
-            stack[poor] = np.where(inside, looks.time_stack[nearest], stack[poor])
+            stack[poor] = np.where(last > first, looks.time_stack[nearest], stack[poor])
         return stack.astype(np.int32)
 
     def _causes(
