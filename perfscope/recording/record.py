@@ -86,6 +86,22 @@ def plan(request: Request) -> tuple[dict[str, type[Collector]], dict[str, Collec
     return usable, missing
 
 
+def _refuse_unreadable(pids: list[int]) -> None:
+    """Raises RecordingError naming a process that we may not look into: whatever was recorded of it would mislead."""
+    for pid in pids:
+        try:
+            Path(f"/proc/{pid}/maps").open("rb").close()
+        except PermissionError:
+            owner = Path(f"/proc/{pid}").stat().st_uid
+            raise RecordingError(
+                f"no right to record pid {pid}: it belongs to user {owner}, and this is user {os.geteuid()} "
+                "without CAP_SYS_PTRACE",
+                hint=f"sudo perfscope record -p {pid}",
+            ) from None
+        except OSError:
+            raise RecordingError(f"no process with pid {pid}", hint="ps -e lists the running ones") from None
+
+
 def _join(checks: list[Check], what: str) -> str:
     return "; ".join(dict.fromkeys(text for check in checks if (text := getattr(check, what))))
 
@@ -118,6 +134,7 @@ class Recording:
         and CommandError if the command can't be executed.
         """
         request = self.request
+        _refuse_unreadable(request.pids)
         usable, self.info.collectors = plan(request)
         writer = SessionWriter(request.output, force=request.force)
         guard = Guard()
