@@ -156,23 +156,12 @@ class JfrFile:
                     raise InputError(f"{self.path}: not a JFR file: {error} at offset {error.offset}") from None
                 self.losses.append(f"{error} at offset {offset}; {size - offset} bytes left out")
                 return
-            length = header.size_bytes
-            unfinished = length <= _HEADER.size
-            if unfinished or length > size - offset:
-                found = data.find(MAGIC + b"\0\2", offset + 4) if unfinished else -1
-                length = (found if found > 0 else size) - offset
-            truncated = header.size_bytes > length
+            length, loss = self._extent(data, header, size)
             buffer: Buffer = data
             base = offset
             if length <= COPY_LIMIT:
                 buffer, base = data[offset : offset + length], 0
-            chunk = Chunk(header, buffer)
-            if unfinished:
-                chunk.losses.append(f"chunk at offset {offset} was never finished: read as far as its events go")
-            elif truncated:
-                chunk.losses.append(
-                    f"chunk at offset {offset} is cut off: {length} of {header.size_bytes} bytes are there"
-                )
+            chunk = Chunk(header, buffer, losses=[loss] if loss else [])
             self._read(chunk, base, base + length)
             yield chunk
             if chunk.damaged_events:
@@ -180,6 +169,22 @@ class JfrFile:
                 self.damaged_events += chunk.damaged_events
             self.losses += chunk.losses
             offset += length
+
+    @staticmethod
+    def _extent(data: mmap.mmap, header: Header, size: int) -> tuple[int, str | None]:
+        """Bytes of a chunk, and what is wrong with it: up to the next chunk where its own header can't be right.
+
+        The header of a chunk that was being written holds 0, or the size at the last flush (one a second).
+        """
+        offset, length = header.offset, header.size_bytes
+        end = offset + length
+        if length > _HEADER.size and (end == size or data[end : end + len(MAGIC)] == MAGIC):
+            return length, None
+        following = data.find(MAGIC + b"\0\2", offset + len(MAGIC))
+        actual = (following if following > 0 else size) - offset
+        if length > actual:
+            return actual, f"chunk at offset {offset} is cut off: {actual} of {length} bytes are there"
+        return actual, f"chunk at offset {offset} was never finished: read as far as its events go"
 
     def _read(self, chunk: Chunk, start: int, end: int) -> None:
         metadata_at, checkpoints = self._walk(chunk, start, end)

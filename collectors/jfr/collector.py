@@ -135,7 +135,6 @@ class JfrCollector(Collector):
 
     def read(self, writer: SessionWriter, start_ns: int, stop_ns: int) -> None:
         report = self.report
-        began = time.thread_time_ns()
         problems = [str(error) for error in self._failed.values()]
         hints = [error.hint for error in self._failed.values() if error.hint]
         for recording in self.recordings:
@@ -159,7 +158,7 @@ class JfrCollector(Collector):
             report.version = ", ".join(sorted({f"Java {r.version or 'of unknown version'}" for r in self.recordings}))
             report.notes.append("driven by: " + ", ".join(sorted({r.via for r in self.recordings})))
             report.notes.append("JFR looks at a few threads each period: samples times period is not CPU time")
-        report.cpu_ns = self._cpu_ns + time.thread_time_ns() - began
+        report.cpu_ns = self._cpu_ns
 
     def _read_one(
         self, recording: JvmRecording, path: Path, writer: SessionWriter, start_ns: int, stop_ns: int
