@@ -142,20 +142,26 @@ class Instance:
     def _anchor(self, match: re.Match[str], seen_ns: int) -> ClockMap:
         """Clock map from the log line, whose wall-clock stamp is turned with an offset measured around this moment.
 
-        The line was written between `began_ns` and `seen_ns`: a wall clock that steps just then is found out by it.
+        The line was written between `began_ns` and `seen_ns`: where the wall clock steps just then, only the offset
+        from the right side of the step puts the line there.
         """
         whole = datetime.datetime.fromisoformat(match[1] + "+00:00") - _EPOCH
         wall_ns = (whole.days * 86400 + whole.seconds) * 10**9 + int(match[2])
         before, after = self._offset, realtime_offset()
         resolution = 10**9 // self.rate_hz
-        for offset, error in (before, after):
-            zero = wall_ns - offset
-            if self.began_ns - error <= zero <= seen_ns + error and abs(before[0] - after[0]) < STEP_NS:
-                drift = abs(before[0] - after[0])
-                return ClockMap(
-                    "pyspy-instant", zero, ANCHOR_ERROR_NS + error + drift, 1000.0, resolution,
-                    "wall-clock stamp of py-spy's configuration log line, against CLOCK_MONOTONIC at that moment",
-                )  # fmt: skip
+        fitting = [
+            (wall_ns - offset, error)
+            for offset, error in (before, after)
+            if self.began_ns - error <= wall_ns - offset <= seen_ns + error
+        ]
+        moved = abs(before[0] - after[0])
+        if len(fitting) == 1 or (fitting and moved < STEP_NS):
+            zero, error = fitting[0]
+            error += moved if moved < STEP_NS else 0
+            return ClockMap(
+                "pyspy-instant", zero, ANCHOR_ERROR_NS + error, 1000.0, resolution,
+                "wall-clock stamp of py-spy's configuration log line, against CLOCK_MONOTONIC at that moment",
+            )  # fmt: skip
         return ClockMap(
             "pyspy-instant", (self.began_ns + seen_ns) // 2, (seen_ns - self.began_ns) // 2 + ANCHOR_ERROR_NS, 1000.0,
             resolution, "the wall clock stepped while py-spy started: middle of its start and its first word",

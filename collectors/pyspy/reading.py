@@ -177,8 +177,10 @@ class Reading:
         notes = []
         if self._torn_ns:
             torn, judged = self._torn_ns / self._time_ns, self._judged_ns / self._time_ns
+            scatter = 2 * (torn * (1 - torn) / max(self.looks, 1)) ** 0.5  # of a share of that many looks, two sigma
             notes.append(
-                f"torn stacks: at least {torn * 100:.1f} % of the time sampled, marked and kept out of hot paths "
+                f"torn stacks: at least {torn * 100:.1f} +- {scatter * 100:.1f} % of the time sampled, marked and kept "
+                "out of hot paths "
                 f"({judged * 100:.0f} % of it could be checked against the sources; the rest may hold more)"
             )
         missing = self.late / self._expected if self._expected else 0.0

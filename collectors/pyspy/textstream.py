@@ -6,6 +6,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -28,19 +29,20 @@ class Unsound(Exception):
         self.offset = offset
 
 
-def open_binary(path: Path) -> IO[bytes]:
+@contextmanager
+def open_binary(path: Path) -> Iterator[IO[bytes]]:
     """Opens a file, decompressing it if it starts like gzip. Raises InputError if it can't be opened."""
-    try:
-        raw = path.open("rb")
-    except OSError as error:
-        raise InputError(f"{path}: can't be opened: {error.strerror}") from None
-    try:
-        magic = raw.read(2)
-        raw.seek(0)
-    except OSError as error:
-        raw.close()
-        raise InputError(f"{path}: can't be read: {error.strerror}") from None
-    return cast("IO[bytes]", gzip.GzipFile(fileobj=raw, mode="rb")) if magic == b"\x1f\x8b" else raw
+    with ExitStack() as stack:
+        try:
+            raw = stack.enter_context(path.open("rb"))
+            magic = raw.read(2)
+            raw.seek(0)
+        except OSError as error:
+            raise InputError(f"{path}: can't be read: {error.strerror}") from None
+        if magic == b"\x1f\x8b":
+            yield cast("IO[bytes]", stack.enter_context(gzip.GzipFile(fileobj=raw, mode="rb")))
+        else:
+            yield raw
 
 
 def chunks(stream: IO[bytes]) -> Iterator[bytes]:
