@@ -109,7 +109,8 @@ def tree_lines(tree: CallTree, weight: str) -> dict[str, int]:
         label = "" if frame < 0 else tree.frames[frame].label
         paths.append(label if parent <= 0 else f"{paths[parent]};{label}")
     found: dict[str, int] = {}
-    for path, value in zip(paths, tree.weights[weight].tolist(), strict=True):
+    values = tree.weights[weight].tolist() if weight in tree.weights else [0] * len(paths)
+    for path, value in zip(paths, values, strict=True):
         if value:
             found[path] = found.get(path, 0) + value
     return found
