@@ -1,0 +1,42 @@
+"""perfscope demo, as a stranger's first command: it records both processes, prints a diagnosis and leaves a flame graph."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+
+def demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "perfscope", "demo", "-d", "3", *options],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+
+
+def test_the_demo_records_diagnoses_and_draws_and_never_overwrites(tmp_path: Path) -> None:
+    done = demo(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"demo.perfscope", "demo.html"}
+    info = json.loads((tmp_path / "demo.perfscope" / "session.json").read_text())
+    assert {name: info["collectors"][name]["status"] for name in ("ebpf", "pyspy", "jfr")} == {
+        "ebpf": "ok",
+        "pyspy": "ok",
+        "jfr": "ok",
+    }
+    page = (tmp_path / "demo.html").read_text()
+    assert "engine.py" in page
+    assert "Gateway" in page
+    assert str(tmp_path / "demo.html") in done.stderr
+    assert "requests, p50" in done.stderr
+    assert "demo.perfscope" in done.stdout  # the diagnosis is the result
+
+    again = demo(tmp_path)
+    assert again.returncode == 2
+    assert "exists already" in again.stderr
+    assert "Traceback" not in again.stderr
