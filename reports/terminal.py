@@ -276,10 +276,15 @@ def _seen(report: CollectorReport, info: SessionInfo) -> list[str]:
 
 
 def _tables(info: SessionInfo) -> Table:
-    table = _grid(3)
-    for number, (name, rows) in enumerate(info.tables.items()):
-        table.add_row(_dim("" if number else "tables"), _text(name), f"{rows:,} rows")
-    table.columns[2].justify = "right"
+    """Rows of each table that has some; the empty ones in one line."""
+    table = _grid(2)
+    full = {name: rows for name, rows in info.tables.items() if rows}
+    width = max((len(f"{rows:,}") for rows in full.values()), default=0)
+    for number, (name, rows) in enumerate(full.items()):
+        table.add_row(_dim("" if number else "rows"), _text(f"{rows:>{width},}  {name}"))
+    empty = [name for name, rows in info.tables.items() if not rows]
+    if empty:
+        table.add_row(_dim("empty"), _text(", ".join(empty)))
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,13 +48,18 @@ def command(
     from perfscope.merge import build_tree
     from perfscope.model.session import Session
 
-    if from_s is not None and to_s is not None and from_s >= to_s:
-        raise UsageError(f"--from {from_s:g} is not before --to {to_s:g}")
     target = Path(output) if output is not None else Path(session.resolve().stem + FORMATS[format_])
     if output != "-" and target.exists() and not force:
         raise UsageError(f"{target} exists already", hint="replace it with --force, or choose another name with -o")
     opened = Session.open(session)
+    _check_part(opened, from_s, to_s)
     tree = build_tree(opened, thread=thread, from_s=from_s, to_s=to_s)
+    if thread is not None and len(tree.parent) == 1:
+        names = sorted({name for name in opened.table("threads").column("name").to_pylist() if name})
+        raise UsageError(
+            f"no thread matches {thread!r} in what is selected",
+            hint=f"the threads are: {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}",
+        )
     text = _render(tree, format_, _weight(tree, weight, opened))
     if output == "-":
         sys.stdout.write(text)
@@ -63,6 +69,18 @@ def command(
     except OSError as error:
         raise InputError(f"{target}: can't be written: {error.strerror}", hint="choose another place with -o") from None
     click.echo(f"wrote {target}", err=True)
+
+
+def _check_part(session: Session, from_s: float | None, to_s: float | None) -> None:
+    length = (session.info.stop_ns - session.info.start_ns) / 1e9
+    for option, value, fits in (
+        ("--from", from_s, from_s is None or 0 <= from_s < length),
+        ("--to", to_s, to_s is None or 0 < to_s < math.inf),
+    ):
+        if not fits:
+            raise UsageError(f"{option} {value:g} is no moment of the recording, which lasts {length:.3f} s")
+    if from_s is not None and to_s is not None and from_s >= to_s:
+        raise UsageError(f"--from {from_s:g} is not before --to {to_s:g}")
 
 
 def _weight(tree: CallTree, wanted: str | None, session: Session) -> str:

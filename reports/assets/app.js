@@ -298,7 +298,7 @@ function systemTheme() {
 // A read-only look at the page's own figures, for scripts and tests.
 function expose(app, openMs) {
   const describe = (node) => node && {
-    label: node.label, layer: node.layer, value: node.value, self: node.self, place: node.place, depth: node.depth,
+    path: node.path.map((n) => n.label), layer: node.layer, value: node.value, self: node.self, place: node.place,
   };
   window.perfscope = Object.freeze({
     openMs,

@@ -21,7 +21,7 @@ class Flame {
     const style = getComputedStyle(document.documentElement);
     const color = (name) => style.getPropertyValue("--" + name).trim();
     this.colors = Object.fromEntries(LAYERS.map((layer) => [layer, [0, 1, 2, 3].map((i) =>
-      `color-mix(in oklab, ${color(layer)} ${100 - 6 * i}%, ${color("shade")})`)]));
+      `color-mix(in oklab, ${color(layer)} ${100 - 7 * i}%, ${color("shade")})`)]));
     this.theme = Object.fromEntries(["ink", "ink-soft", "match", "rest", "stripe"].map((n) => [n, color(n)]));
   }
 

@@ -56,7 +56,7 @@ def test_show_says_of_every_collector_what_it_is_worth(session: Session) -> None
     java, python = (next(x for x in text.splitlines() if x.startswith(pid)) for pid in ("4098", "4121"))
     assert java.split() == ["4098", "java", "1", "unknown", "java", "Gateway"]
     assert python.split()[:5] == ["4121", "python", "2", "2.50", "s"]
-    assert "threads     3 rows" in text
+    assert "rows   2  processes\n       3  threads\nempty  frames, stacks, samples" in text
 
 
 def test_a_diagnosis_puts_measured_values_beside_thresholds(session: Session) -> None:
