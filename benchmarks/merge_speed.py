@@ -1,4 +1,6 @@
-"""How long the merge takes, and how much memory: python benchmarks/merge_speed.py [--sched N] [--samples N] [--threads N]
+"""How long the merge takes, and how much memory.
+
+    python benchmarks/merge_speed.py [--sched N] [--samples N] [--threads N]
 
 Makes a session of N scheduler records, N samples and as many futex waits as a server of that many threads would have,
 then, in a fresh process, opens it and builds thread_time and the call tree. Prints seconds and the peak of resident

@@ -17,14 +17,15 @@ from perfscope.model.session import Session
 PERIOD_NS = 10_000_000
 """Sampling period where the session doesn't say it: 100 Hz, the default of every sampler used."""
 
-_WAIT_OF_STATE = {"R": RUNNABLE, "N": RUNNABLE, "D": DISK, "T": STOPPED, "t": STOPPED}
+_WAIT_OF_STATE = {"R": RUNNABLE, "D": DISK, "T": STOPPED, "t": STOPPED}
 
 
 class Sources:
     """Grouped tables of some threads (`infos`, ordered by pid and tid), and what holds for whole processes.
 
-    sched: off, wake, on (NEVER for null), wait (the state while blocked, SLEEP if only the cause can tell), waker.
-    samples: time, duration (both NEVER for null), stack, torn, period; period 0: the GIL sampler's, which holds no stacks of all threads.
+    sched: off, wake, on (NEVER for null), wait (the state while blocked; SLEEP if only the cause can tell), waker,
+        newborn.
+    samples: time, duration (both NEVER for null), stack, torn, period (0: the GIL sampler's, which saw only holders).
     waits: start, end, gil. block_io: start, end, waited (whether a sleeping thread may wait for it).
     jvm: start, end, stack, state (-1: its thread doesn't wait).
     pauses: pid -> the JVM's stop-the-world pauses. native: keys of the session's threads that no sampler ever saw.
@@ -79,6 +80,7 @@ def _sched(piece: pa.Table) -> Columns:
         "on": filled(piece["on_ns"], NEVER),
         "wait": codes(piece["state"], lambda s: _WAIT_OF_STATE.get(s[:1], SLEEP), SLEEP).astype(np.uint8),
         "waker": filled(piece["waker_tid"], -1),
+        "newborn": codes(piece["state"], lambda s: s == "N") == 1,
     }
 
 

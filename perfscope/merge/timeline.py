@@ -80,7 +80,7 @@ class _Merge:
             off = _off_cpu_by_events(*(({}, {}) if info.sched_complete else (jvm, futexes)))
         looks = self._looks(number)
 
-        spans = clip(earliest_wins(bounded(off["off"]), bounded(off["on"])), info.start_ns, info.end_ns)
+        spans = clip(earliest_wins(*_off_cpu(off, info.start_ns)), info.start_ns, info.end_ns)
         wake = np.clip(bounded(off["wake"][spans.row]), spans.start, spans.end)
         blocked_middle = spans.start + (wake - spans.start) // 2
         stack = self._off_stacks(spans, looks)
@@ -183,6 +183,22 @@ def _nearest(time: Ints, reach: Ints) -> tuple[Ints, Ints]:
     return start, end
 
 
+def _off_cpu(rows: Columns, thread_start: int) -> tuple[Ints, Ints]:
+    """Starts and ends of scheduler records.
+
+    One without an end lasts to the thread's next record: a thread id used again, or an event that was lost. A newborn
+    has not run before its first record, however long its parent took to let it go.
+    """
+    start, end = bounded(rows["off"]), bounded(rows["on"])
+    order = np.argsort(start, kind="stable")
+    if len(order):
+        followed = order[:-1][rows["on"][order[:-1]] == NEVER]
+        end[followed] = start[order[1:]][rows["on"][order[:-1]] == NEVER]
+        if rows["newborn"][order[0]]:
+            start[order[0]] = min(thread_start, int(start[order[0]]))
+    return start, end
+
+
 def _off_cpu_by_events(jvm: Columns, futexes: Columns) -> Columns:
     """Waits that a JVM or futex(2) tells of, in the shape of scheduler records: for a thread that has none."""
     starts, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
@@ -201,6 +217,7 @@ def _off_cpu_by_events(jvm: Columns, futexes: Columns) -> Columns:
         "on": end,
         "wait": np.full(count, SLEEP, np.uint8),
         "waker": np.full(count, -1, np.int32),
+        "newborn": np.zeros(count, bool),
     }
 
 

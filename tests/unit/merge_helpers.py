@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,12 @@ def reference(thread: Row, tables: Mapping[str, list[Row]], reach: int) -> list[
     sched = tables["sched"]
     looks = _sample_rows(tables["samples"], reach)
     offs = [(r["off_ns"], _INF if r["on_ns"] is None else r["on_ns"]) for r in sched]
+    ordered = sorted(range(len(sched)), key=lambda i: (sched[i]["off_ns"], i))
+    for i, following in pairwise(ordered):
+        if sched[i]["on_ns"] is None:
+            offs[i] = (offs[i][0], sched[following]["off_ns"])
+    if ordered and sched[ordered[0]]["state"] == "N":
+        offs[ordered[0]] = (min(low, offs[ordered[0]][0]), offs[ordered[0]][1])
     owner = [_in_force_first(offs, t) for t in range(low, high)]
     base = (RUNNING if thread["sched_complete"] else UNKNOWN, "")
     found = [(base[0], _look_at(looks, t)) for t in range(low, high)]
@@ -191,7 +198,7 @@ def reference(thread: Row, tables: Mapping[str, list[Row]], reach: int) -> list[
             if inside:
                 stack = _text(min(inside)[2])
         middle = start + (wake - start) // 2
-        cause = {"R": RUNNABLE, "N": RUNNABLE, "D": DISK, "T": STOPPED}.get(record["state"], SLEEP)
+        cause = {"R": RUNNABLE, "D": DISK, "T": STOPPED}.get(record["state"], SLEEP)
         if cause == SLEEP:
             if covered([(b["start_ns"], b["complete_ns"]) for b in tables["block_io"]], middle):
                 cause = DISK

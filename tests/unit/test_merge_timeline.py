@@ -170,6 +170,16 @@ def test_never_woken_lasts_to_the_end(sessions: Sessions) -> None:
     assert states({"sched": [asleep(wake_ns=None, on_ns=None)]}, sessions) == {RUNNING: 10 * MS, SLEEP: 90 * MS}
 
 
+def test_a_newborn_has_not_run_before_its_first_record(sessions: Sessions) -> None:
+    assert states({"sched": [asleep("N")]}, sessions) == {SLEEP: 50 * MS, RUNNABLE: 3 * MS, RUNNING: 47 * MS}
+
+
+def test_dead_until_its_id_is_used_again(sessions: Sessions) -> None:
+    dead = asleep("X", wake_ns=None, on_ns=None)
+    born = {"off_ns": 60 * MS, "wake_ns": 60 * MS, "on_ns": 61 * MS, "state": "N"}
+    assert states({"sched": [dead, born]}, sessions) == {RUNNING: 49 * MS, SLEEP: 50 * MS, RUNNABLE: MS}
+
+
 def test_no_scheduler_records_claim_nothing(sessions: Sessions) -> None:
     assert states({}, sessions, sched_complete=False) == {UNKNOWN: 100 * MS}
 
