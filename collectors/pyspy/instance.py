@@ -53,6 +53,8 @@ class Failure:
 
 def explain(output: str) -> Failure | None:
     """What py-spy's own words mean; None if they hold no known failure."""
+    if "Failed to suspend process" in output:
+        return Failure("the process is stopped, or another debugger or tracer holds it", "end the other tracer")
     if "Permission Denied" in output or "Permission denied" in output or "Operation not permitted" in output:
         return Failure(
             "no permission to read the process's memory",
@@ -60,8 +62,6 @@ def explain(output: str) -> Failure | None:
             "in a container: docker run --cap-add SYS_PTRACE",
             final=True,
         )
-    if "Failed to suspend process" in output:
-        return Failure("the process is stopped, or another debugger or tracer holds it", "end the other tracer")
     if "Failed to find python version" in output:
         return Failure("no Python interpreter found in the process")
     if "Failed to get process executable name" in output or "No such process" in output:
