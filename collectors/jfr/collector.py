@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from perfscope import procfs
@@ -38,6 +38,21 @@ SECRET = frozenset(
 _TID_SCAN_NS = 500_000_000
 
 
+@dataclass
+class _Waiting:
+    """A JVM that could not be asked yet, and when to try again: soon, then ever more rarely."""
+
+    process: Process
+    error: CollectorError | None = None
+    next_ns: int = 0
+    pause_ns: int = 20_000_000
+
+    def put_off(self, error: CollectorError) -> None:
+        self.error = error
+        self.next_ns = time.monotonic_ns() + self.pause_ns
+        self.pause_ns = min(2 * self.pause_ns, 5_000_000_000)
+
+
 class JfrCollector(Collector):
     """One recording in each JVM. What it costs is paid inside the JVM, so `cpu_ns` is only what driving it took."""
 
@@ -47,7 +62,7 @@ class JfrCollector(Collector):
         super().__init__(context)
         self.period_ms = max(1, round(1000 / context.options.rate_hz))
         self.recordings: list[JvmRecording] = []
-        self._waiting: dict[int, tuple[Process, str]] = {}
+        self._waiting: dict[int, _Waiting] = {}
         self._failed: dict[tuple[int, int], CollectorError] = {}
         self._tids: dict[int, dict[int, int]] = {}
         self._next_scan = 0
@@ -94,7 +109,8 @@ class JfrCollector(Collector):
             self._waiting.pop(process.pid, None)
             self._scan_tids()
         except attach.NotReadyError as error:
-            self._waiting[process.pid] = (process, str(error))
+            waiting = self._waiting.setdefault(process.pid, _Waiting(process))
+            waiting.put_off(error)
         except CollectorError as error:
             self._waiting.pop(process.pid, None)
             self._failed[key] = error
@@ -108,11 +124,11 @@ class JfrCollector(Collector):
                 recording.stop(self.context.raw, self.context.guard)
 
     def tick(self) -> None:
-        for process, _ in list(self._waiting.values()):
-            if process.alive():
-                self.process_started(process)
-            else:
-                del self._waiting[process.pid]
+        for pid, waiting in list(self._waiting.items()):
+            if not waiting.process.alive():
+                del self._waiting[pid]
+            elif time.monotonic_ns() >= waiting.next_ns:
+                self.process_started(waiting.process)
         if time.monotonic_ns() >= self._next_scan:
             self._scan_tids()
 
@@ -120,8 +136,10 @@ class JfrCollector(Collector):
         began = time.thread_time_ns()
         for recording in self.recordings:
             recording.stop(self.context.raw, self.context.guard)
-        for process, why in self._waiting.values():
-            self._failed.setdefault((process.pid, process.start_ticks), CollectorError(why))
+        for waiting in self._waiting.values():
+            process, error = waiting.process, waiting.error
+            if error is not None:
+                self._failed.setdefault((process.pid, process.start_ticks), error)
         self._waiting.clear()
         self._cpu_ns += time.thread_time_ns() - began
 

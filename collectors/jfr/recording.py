@@ -60,11 +60,14 @@ class JvmRecording:
         attach.check_attachable(process)
         name = f"perfscope-{secrets.token_hex(6)}"
         self = cls(process, name, jvm.java_version(process.pid))
-        known, self.via = attach.command(process, "JFR.check")
-        if "Unknown diagnostic command" in known or "not enabled" in known:
-            raise CollectorError(
-                f"JVM {process.pid} has no Flight Recorder", hint="use a JDK 11 or newer, or OpenJDK 8u262 or newer"
-            )
+        try:
+            known, self.via = attach.command(process, "JFR.check")
+        except CollectorError as error:
+            if "Unknown diagnostic command" not in str(error):
+                raise
+            raise attach.NotReadyError(
+                f"JVM {process.pid} has no Flight Recorder (yet)", hint="it needs Java 11 or newer, or OpenJDK 8u262"
+            ) from None
         self.others = "No available recordings" not in known
         folder = self._folder = TargetFolder(process, name)
         guard(

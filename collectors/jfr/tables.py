@@ -212,6 +212,8 @@ class Tables:
                 found.append((clock.to_mono(ticks), "jvm_heap_used_after_gc_bytes", used))
         fields = ("startTime", "jvmUser", "jvmSystem", "machineTotal")
         for ticks, *shares in chunk.rows("jdk.CPULoad", fields):
+            if not shares[-1]:  # the first reading of a JVM's life has nothing to compare with, and says 0
+                continue
             time_ns = clock.to_mono(ticks)
             for name, share in zip(("jvm_cpu_user_pct", "jvm_cpu_system_pct", "host_cpu_pct"), shares, strict=True):
                 if share is not None and 0 <= share <= 1:

@@ -1,4 +1,5 @@
 import java.io.*;
+import java.lang.management.*;
 import java.net.*;
 import java.util.concurrent.locks.*;
 
@@ -8,6 +9,7 @@ public class Phases {
     static final ReentrantLock LOCK = new ReentrantLock();
     static volatile long sink;
     static volatile Object kept;
+    static volatile boolean reading;
 
     interface Body {
         void run() throws Exception;
@@ -24,13 +26,15 @@ public class Phases {
         say("mark " + name + " " + start + " " + System.nanoTime());
     }
 
+    /** Uses that much time on a CPU, however busy the machine is. */
     static void burn(long millis) {
-        long end = System.nanoTime() + millis * 1_000_000L;
-        while (System.nanoTime() < end) sink++;
+        ThreadMXBean threads = ManagementFactory.getThreadMXBean();
+        long end = threads.getCurrentThreadCpuTime() + millis * 1_000_000L;
+        while (threads.getCurrentThreadCpuTime() < end) for (int i = 0; i < 1_000_000; i++) sink++;
     }
 
     static void deep(int levels) {
-        if (levels == 0) burn(150);
+        if (levels == 0) burn(300);
         else deep(levels - 1);
     }
 
@@ -76,14 +80,18 @@ public class Phases {
         try (ServerSocket server = new ServerSocket(0, 1, InetAddress.getLoopbackAddress())) {
             Thread peer = thread("ps-peer", () -> {
                 try (Socket accepted = server.accept()) {
-                    Thread.sleep(40);
+                    while (!reading) Thread.onSpinWait();
+                    Thread.sleep(150);
                     accepted.getOutputStream().write(new byte[123]);
                 }
             });
             try (Socket socket = new Socket(server.getInetAddress(), server.getLocalPort())) {
                 say("port " + server.getLocalPort());
                 byte[] buffer = new byte[1000];
-                mark("socket", () -> sink += socket.getInputStream().read(buffer));
+                mark("socket", () -> {
+                    reading = true;
+                    sink += socket.getInputStream().read(buffer);
+                });
             }
             peer.join();
         }
