@@ -4,6 +4,7 @@
 # As root with apt-get it installs them. Otherwise it says what is missing and how to get it, and succeeds:
 # perfscope works with what is there and names what it can't record.
 set -euo pipefail
+PATH=$PATH:/usr/sbin:/sbin  # a plain user has tools there, too
 
 have() { command -v "$1" >/dev/null 2>&1; }
 library() { ldconfig -p 2>/dev/null | grep -q "$1" || /sbin/ldconfig -p 2>/dev/null | grep -q "$1"; }
