@@ -23,11 +23,6 @@ class Budget:
         self._from: tuple[float, float] | None = None
         self._over = 0
 
-    def restart(self) -> None:
-        """Forgets the window: what a py-spy spends on attaching is no measure of its sampling."""
-        self._from = None
-        self._over = 0
-
     def judge(self, now_s: float, cpu_s: float) -> int | None:
         """Takes the CPU time used so far, in seconds, at a time; returns a new, lower rate, or None to go on.
 
@@ -49,5 +44,5 @@ class Budget:
         if lower >= self.rate_hz:
             return None
         self.rate_hz = lower
-        self.restart()
+        self._from, self._over = None, 0
         return lower

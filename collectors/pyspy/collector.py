@@ -16,6 +16,10 @@ from perfscope.procfs import Process
 
 STOP_S = 15.0
 """Time all py-spys have to write their files. 18..40 ms is usual; ten minutes of a busy process are 100 MB."""
+BURST = 16
+STARTS_PER_S = 2
+"""Processes attached to at once, and per second after that. Attaching two py-spys costs ~0.1 s of CPU time, so that
+attaching to each child of a target that forks all the time would take more than their sampling may."""
 
 
 class PySpyCollector(Collector):
@@ -32,6 +36,7 @@ class PySpyCollector(Collector):
         self._targets: list[Target] = []
         self._budget = Budget(context.options.rate_hz)
         self._stopped = False
+        self._starts_left, self._starts_ns = float(BURST), 0
         self._lowered: list[str] = []
 
     @classmethod
@@ -50,10 +55,19 @@ class PySpyCollector(Collector):
             return
         target = Target.attach(self.context, process)
         self._targets.append(target)
-        target.look(time.monotonic_ns())
+        self._attach(target, time.monotonic_ns())
+
+    def _attach(self, target: Target, now: int) -> None:
+        """Starts a target's py-spys, unless many processes come at once: then when it has lived for a while."""
+        allowed = min(BURST, self._starts_left + (now - self._starts_ns) / 1e9 * STARTS_PER_S)
+        self._starts_left, self._starts_ns = allowed, now
+        if allowed < 1:
+            return
+        self._starts_left -= 1
+        target.attached = True
+        target.look(now)
         for lane in target.lanes:
             lane.start(self._budget.rate_hz)
-        self._budget.restart()
 
     def process_ended(self, pid: int) -> None:
         now = time.monotonic_ns()
@@ -65,6 +79,10 @@ class PySpyCollector(Collector):
         now = time.monotonic_ns()
         for target in self._targets:
             alive = target.ended_ns is None and target.process.alive()
+            if alive and not target.attached:
+                self._attach(target, now)
+            if not target.attached:
+                continue
             if alive:
                 target.look(now)
             for lane in target.lanes:
@@ -72,13 +90,11 @@ class PySpyCollector(Collector):
         self._watch_cost(now)
 
     def _watch_cost(self, now: int) -> None:
-        cpu_s = sum(i.watch() for i in self._instances())
-        current = [lane.current for lane in self._lanes() if lane.current is not None]
-        if any(i.sampling_ns is None for i in current):
-            self._budget.restart()
-            return
+        for lane in self._lanes():
+            if lane.current is not None:
+                lane.current.watch()
         before = self._budget.rate_hz
-        rate = self._budget.judge(now / 1e9, cpu_s)
+        rate = self._budget.judge(now / 1e9, sum(i.sampling_cpu_ns for i in self._instances()) / 1e9)
         if rate is None:
             return
         self._lowered.append(f"{before} to {rate} Hz, having used {self._budget.last * 100:.0f} % of one core")
@@ -130,6 +146,8 @@ class PySpyCollector(Collector):
             report.notes.append(f"sampling rate lowered from {text} (limit {SHARE * 100:.0f} %)")
         report.notes += reading.notes()
         whys = reading.problems
+        if missed := sum(not t.attached for t in self._targets):
+            whys.append(f"{missed} of {len(self._targets)} Python processes came and went too quickly to be sampled")
         if not self._targets:
             report.status, report.why = "unavailable", "the target had no Python process"
         elif not reading.looks:

@@ -77,8 +77,9 @@ class Instance:
     """A py-spy at work. Its output is drained by a thread of its own, so that neither side ever blocks the other.
 
     began_ns, ended_ns: around its life, on CLOCK_MONOTONIC. samples, errors: by its own count, None until it is done.
-    starved_ns: how long it wanted a CPU in vain; it catches up with looks in quick succession, so that their number
-    doesn't show it.
+    until_ns: where its process became another program, whose stacks it can't read. sampling_cpu_ns: CPU time without
+    that of attaching. starved_ns: how long it wanted a CPU in vain; it catches up with looks in quick succession, so
+    that their number doesn't show it.
     """
 
     def __init__(self, pid: int, rate_hz: int, output: Path, *, gil: bool, native: bool, blocking: bool) -> None:
@@ -90,11 +91,13 @@ class Instance:
         self.clock: ClockMap | None = None
         self.sampling_ns: int | None = None
         self.ended_ns: int | None = None
+        self.until_ns: int | None = None
         self.interrupted = False
         self.samples: int | None = None
         self.errors: int | None = None
         self.cpu_ns = 0
         self.starved_ns = 0
+        self._attach_cpu_ns: int | None = None
         self._behind = 0
         self._words: deque[str] = deque(maxlen=60)
         argv = [binary(), "record", "--pid", str(pid), "--rate", str(rate_hz), "--threads", "--output", str(output)]
@@ -172,14 +175,19 @@ class Instance:
         """How often py-spy itself said that it is over a second late."""
         return self._behind
 
-    def watch(self) -> float:
-        """Reads py-spy's own CPU time so far; returns it in seconds."""
+    @property
+    def sampling_cpu_ns(self) -> int:
+        return 0 if self._attach_cpu_ns is None else self.cpu_ns - self._attach_cpu_ns
+
+    def watch(self) -> None:
+        """Reads py-spy's own CPU time so far."""
         if self._popen.returncode is None and (stat := procfs.read_stat(self.own_pid)) is not None:
             ticks = stat.user_ticks + stat.system_ticks
             self.cpu_ns = max(self.cpu_ns, ticks * 10**9 // os.sysconf("SC_CLK_TCK"))
             waits = (procfs.schedstat(self.own_pid, tid) for tid in procfs.threads(self.own_pid))
             self.starved_ns = max(self.starved_ns, sum(w.runnable_ns for w in waits if w is not None))
-        return self.cpu_ns / 1e9
+        if self._attach_cpu_ns is None and self.sampling_ns is not None:
+            self._attach_cpu_ns = self.cpu_ns
 
     def running(self) -> bool:
         """False once py-spy has ended."""

@@ -67,6 +67,15 @@ class Lane:
             old.wait(time.monotonic_ns() + 5 * 10**9)
         self.start(rate_hz)
 
+    def program_changed(self, cut_ns: int) -> None:
+        """The process has called exec: its py-spy reads no stacks from the new program, which needs another."""
+        if self.current is not None:
+            self.current.until_ns = cut_ns
+            self.current.interrupt()
+            self._retiring.append(self.current)
+        self.current = None
+        self._failures = self._retry_ns = 0
+
     def tick(self, rate_hz: int, alive: bool, now: int) -> None:
         """Looks after them: ends those replaced, starts again what died while its process lives."""
         current = self.current
@@ -88,7 +97,9 @@ class Lane:
                 self._retiring.remove(old)
                 self._ended(old)
         if self.current is None and alive and self._failures < MAX_FAILURES and now >= self._retry_ns:
-            self.start(rate_hz)
+            self._retry_ns = now + RETRY_NS
+            if procfs.runtime(self.pid) == "python":
+                self.start(rate_hz)
         elif current is not None and current is self.current and now - current.began_ns > SEGMENT_NS:
             self.replace(rate_hz)
 
@@ -129,8 +140,11 @@ class Target:
     lanes: list[Lane]
     started_wall: float
     same_mounts: bool
+    attached: bool = False
     threads: dict[int, Seen] = field(default_factory=dict)
     ended_ns: int | None = None
+    _program: tuple[bytes, ...] | None = None
+    _looked_ns: int = 0
 
     @classmethod
     def attach(cls, context: Context, process: Process) -> Target:
@@ -140,7 +154,16 @@ class Target:
         return cls(process, lanes, time.time() - uptime, _same_mounts(process.pid))
 
     def look(self, now: int) -> None:
-        """Notes which threads are there. A process that is gone says nothing about single threads."""
+        """Notes which threads are there, and that the process became another program.
+
+        A process that is gone says nothing about single threads.
+        """
+        program = _program(self.process.pid)
+        if program is not None:
+            if self._program is not None and program != self._program:
+                for lane in self.lanes:
+                    lane.program_changed(self._looked_ns)
+            self._program, self._looked_ns = program, now
         tids = procfs.threads(self.process.pid)
         if not tids:
             return
@@ -169,6 +192,17 @@ class Target:
             return path.read_text(encoding="utf-8", errors="replace")
         except (OSError, ValueError):
             return None
+
+
+def _program(pid: int) -> tuple[bytes, ...] | None:
+    """Addresses of code, stack and arguments, random for each exec(2); None if they can't be read."""
+    try:
+        data = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = data[data.rfind(b")") + 2 :].split()
+    found = tuple(fields[n - 3] for n in (26, 28, 48)) if len(fields) > 45 else ()
+    return found if any(f not in (b"0", b"1") for f in found) else None
 
 
 def _same_mounts(pid: int) -> bool:

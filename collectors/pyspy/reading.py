@@ -79,6 +79,8 @@ class Reading:
             return until
         self._clocks.append(clock)
         first = clock.to_mono(slices.first_ts)
+        if instance.until_ns is not None:
+            until = min(until, instance.until_ns)
         last = min(until, clock.to_mono(slices.last_ts))
         tids = {seen.inner: tid for tid, seen in target.threads.items()}
         rows = place(slices, tids, clock.to_mono(slices.start), clock.to_mono(slices.end))

@@ -286,6 +286,55 @@ def test_forks_and_late_starters_are_covered(tmp_path: Path, program: Callable[.
     assert recording.report.status == "ok", recording.report
 
 
+def test_a_process_that_becomes_another_program_is_followed(
+    tmp_path: Path, program: Callable[..., subprocess.Popen[str]]
+) -> None:
+    target = program(
+        "import os, sys, time\n"
+        "def first(): sys.stdin.readline()\n"
+        "def second(): time.sleep(600)\n"
+        "print(flush=True)\n"
+        "if len(sys.argv) == 1:\n"
+        "    first(); os.execv(sys.executable, [sys.executable, *sys.argv, 'again'])\n"
+        "second()\n"
+    )
+    line(target)
+    recording = Recording(tmp_path)
+    recording.start(target.pid)
+    recording.until(recording.sampled(target.pid, 0.5))
+    assert target.stdin is not None
+    told_ns = time.monotonic_ns()
+    target.stdin.write("\n")
+    target.stdin.flush()
+    line(target)
+    recording.until(lambda: any(i.began_ns > told_ns for i in recording.running(target.pid)))
+    recording.until(recording.sampled(target.pid, 0.5))
+    session = recording.finish()
+    ends = {name: max(r["time_ns"] + r["duration_ns"] for r in looks(session) if name in r["names"]) for name in
+            ("first", "second")}  # fmt: skip
+    assert ends["first"] < told_ns + 300_000_000 < ends["second"]
+    assert recording.report.status == "ok", recording.report
+
+
+def test_a_target_that_forks_all_the_time_is_not_flooded(
+    tmp_path: Path, program: Callable[..., subprocess.Popen[str]]
+) -> None:
+    target = program("print(flush=True)\nimport time\ntime.sleep(600)\n")
+    line(target)
+    process = procfs.process(target.pid)
+    assert process is not None
+    recording = Recording(tmp_path)
+    recording.start(target.pid)
+    for number in range(40):
+        gone = procfs.Process(2**22 + number, process.start_ticks, 1, "python")  # beyond any pid: short-lived children
+        recording.collector.process_started(gone)
+        recording.collector.process_ended(gone.pid)
+    recording.until(recording.sampled(target.pid, 0.3))
+    session = recording.finish()
+    assert {r["pid"] for r in looks(session)} == {target.pid}
+    assert recording.report.status == "partial" and "too quickly to be sampled" in recording.report.why
+
+
 def test_a_killed_py_spy_costs_a_stated_interval_only(
     tmp_path: Path, program: Callable[..., subprocess.Popen[str]]
 ) -> None:
