@@ -72,3 +72,11 @@ def index_at_bounds(start: Ints, bounds: Ints) -> npt.NDArray[np.intp]:
     first = np.searchsorted(bounds, start)
     counts = np.bincount(first, minlength=len(bounds) + 1)[: len(bounds)]
     return np.cumsum(counts) - 1
+
+
+def distinct(values: Ints) -> Ints:
+    """The distinct values, ascending: by sorting, which beats np.unique's hashing here by far."""
+    values = np.sort(values)
+    new = np.ones(len(values), bool)
+    new[1:] = values[1:] != values[:-1]
+    return values[new]

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from perfscope.merge.calltree import WEIGHTS, CallTree, Timeline, TreeFrame
 from perfscope.merge.facts import NOBODY, Facts, facts_of, summed
+from perfscope.merge.intervals import distinct
 from perfscope.merge.notes import notes_on
 from perfscope.merge.slices import RUNNING, STATE_LABELS, STATES, UNKNOWN, UNSAMPLED
 from perfscope.merge.tables import ThreadInfo, matches
@@ -177,14 +178,14 @@ def _searched_name(info: ThreadInfo) -> str | None:
 
 def _with_callers(raw: _Index, parent: _Index, width: int) -> _Index:
     """The distinct (thread, stack) pairs and those of all their callers, ascending."""
-    level = np.unique(raw)
+    level = distinct(raw)
     found = [level]
     while len(level):
         stack = level % width
         inner = parent[stack] != ROOT
-        level = np.unique((level - stack + parent[stack])[inner])
+        level = distinct((level - stack + parent[stack])[inner])
         found.append(level)
-    return np.unique(np.concatenate(found))
+    return distinct(np.concatenate(found))
 
 
 def _heaviest_lines(own: _Index, caller: _Index, node: _Index, depth: _Index, line: _Index) -> _Index:
@@ -219,7 +220,7 @@ def _timeline(edges: _Index, rows: dict[str, tuple[_Index, _Index, _Index]]) -> 
         return None
     timed = {name: [column[row[1] >= 0] for column in row] for name, row in rows.items()}
     keys = {name: node * len(edges) + window for name, (node, window, _) in timed.items()}
-    cells = np.unique(np.concatenate(list(keys.values()) or [np.empty(0, np.int64)]))
+    cells = distinct(np.concatenate(list(keys.values()) or [np.empty(0, np.int64)]))
     weights = {name: np.zeros(len(cells), np.int64) for name in timed}
     for name, key in keys.items():
         np.add.at(weights[name], np.searchsorted(cells, key), timed[name][2])

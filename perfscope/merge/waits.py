@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+import re
+
 from perfscope.merge.slices import GC, LOCK, SLEEP
 from perfscope.model.stacks import ROOT, StackTable
 
+_STANDARD_LIBRARY = re.compile(r"(?:.*/(?:python|pypy)3[^/]*/)?([^/].*)", re.DOTALL)
+"""A file of the standard library, or a name that a sampler shortened: group 1 is its path within the library."""
+
 _IDLE_PYTHON = {
-    ("threading.py", "wait"),
-    ("threading.py", "wait_for"),
-    ("threading.py", "join"),
-    ("threading.py", "_wait_for_tstate_lock"),
-    ("threading.py", "_shutdown"),
-    ("queue.py", "get"),
-    ("queue.py", "put"),
-    ("queues.py", "get"),
-    ("thread.py", "_worker"),
-    ("thread.py", "shutdown"),
-    ("_base.py", "result"),
-    ("_base.py", "exception"),
-    ("_base.py", "wait"),
-    ("_base.py", "as_completed"),
-    ("selectors.py", "select"),
-    ("process.py", "_process_worker"),
-    ("pool.py", "worker"),
+    "threading.py": {"wait", "wait_for", "join", "_wait_for_tstate_lock", "_shutdown"},
+    "queue.py": {"get", "put"},
+    "concurrent/futures/thread.py": {"_worker", "shutdown"},
+    "concurrent/futures/process.py": {"_process_worker"},
+    "concurrent/futures/_base.py": {"result", "exception", "wait", "as_completed"},
+    "multiprocessing/queues.py": {"get"},
+    "multiprocessing/pool.py": {"worker"},
+    "selectors.py": {"select"},
 }
-"""(file, function) of the standard library in which a Python thread waits for work or for a result, not for a lock."""
+"""Where in the standard library a Python thread waits for work or for a result, not for a lock."""
 
 _JAVA_LOCKS = ("ReentrantLock", "ReentrantReadWriteLock", "StampedLock", "Semaphore", "NonfairSync", "FairSync")
 _JAVA_LATCHES = ("CountDownLatch", "ConditionObject")
@@ -73,20 +69,19 @@ def futex_state(stacks: StackTable, stack_id: int) -> int:
     Python: a lock, unless its innermost Python frame is one of the standard library's in which threads wait for work.
     Java and native: SLEEP unless the stack names a lock: to futex(2), locks and condition variables are the same.
     """
-    callee: tuple[str, str] | None = None
+    in_wait = False
     while stack_id != ROOT:
         frame = stacks.frames[stacks.stack_frames[stack_id]]
         stack_id = stacks.parents[stack_id]
         if frame.layer == "python":
-            here = ((frame.file or "").rsplit("/", 1)[-1], frame.function.rsplit(".", 1)[-1])
-            if callee is None:
-                if here not in _IDLE_PYTHON:
-                    return LOCK
-                if here != ("threading.py", "wait"):
-                    return SLEEP
-                callee = here
-            else:  # a semaphore waits on its condition: acquire -> wait
+            here = (_library_file(frame.file), frame.function.rsplit(".", 1)[-1])
+            if in_wait:  # a semaphore waits on its condition: acquire -> wait
                 return LOCK if here == ("threading.py", "acquire") else SLEEP
+            if here[1] not in _IDLE_PYTHON.get(here[0], ()):
+                return LOCK
+            if here != ("threading.py", "wait"):
+                return SLEEP
+            in_wait = True
         elif frame.layer == "java":
             owner = frame.module or frame.function
             if "ConditionObject" in owner or "ConditionObject" in frame.function:
@@ -94,3 +89,8 @@ def futex_state(stacks: StackTable, stack_id: int) -> int:
             if any(lock in owner for lock in _JAVA_LOCKS):
                 return LOCK
     return SLEEP
+
+
+def _library_file(file: str | None) -> str:
+    found = _STANDARD_LIBRARY.fullmatch(file or "")
+    return found[1] if found else ""
