@@ -42,9 +42,9 @@ def seconds(ns: float) -> str:
 
 
 def label(frame: Frame) -> str:
-    """`function (file:line)`, as far as known."""
+    """`function (file:line)`, as far as known; `function:line` where the file isn't (Java)."""
     if frame.file is None:
-        return frame.function
+        return frame.function if frame.line is None else f"{frame.function}:{frame.line}"
     return f"{frame.function} ({frame.file}{'' if frame.line is None else f':{frame.line}'})"
 
 
@@ -120,10 +120,10 @@ def by_function(
 ) -> list[tuple[Frame, float, int]]:
     """Weights summed per innermost function of a layer, heaviest first: (frame, weight, heaviest stack_id).
 
-    A function is known by name, file and module; the frame carries the line that weighs most. Stacks without a frame
-    of the layer are left out.
+    What the standard library does counts for the function that called it. A function is known by name, file and
+    module; the frame carries the line that weighs most. Stacks without a frame of the layer are left out.
     """
-    owners = facts.innermost[layer][stack_ids]
+    owners = facts.own_code[layer][stack_ids]
     known = owners != ROOT
     distinct, index = np.unique(owners[known], return_inverse=True)
     sums = np.bincount(index, weights[known], len(distinct))

@@ -10,13 +10,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from perfscope.diagnosis.intervals import Intervals, joined, shared_ns, union_ns
-from perfscope.merge.slices import DISK, GC, GIL, LOCK, RUNNABLE, RUNNING, UNKNOWN, ThreadSlices
+from perfscope.diagnosis.intervals import Intervals, joined, overlap_ns, shared_ns, union, union_ns
+from perfscope.merge.slices import DISK, GC, GIL, LOCK, RUNNABLE, RUNNING, SLEEP, UNKNOWN, ThreadSlices
+from perfscope.merge.waits import futex_state
 from perfscope.model.session import Session
 from perfscope.model.stacks import ROOT, Frame, StackTable
 
 ACTIVE = (RUNNING, RUNNABLE, DISK, LOCK, GIL, GC)
 """States in which a thread works or waits for a resource; in the others it waits for work, or nothing is known."""
+
+
+_MANY_ROWS = 5
 
 
 class Facts:
@@ -113,9 +117,7 @@ class Facts:
     def _active_outside(self, lost: Intervals) -> Intervals:
         """Active time of all threads, less what is `lost` (which may cut slices of a thread anywhere)."""
         whole, state, _ = self._all
-        # Lock waits count as active only where a rule says that they are contention: a worker that waits for work
-        # often does so on a lock.
-        active = whole.where(np.isin(state, [s for s in ACTIVE if s != LOCK]))
+        active = whole.where(np.isin(state, ACTIVE))
         parts = []
         for thread in np.unique(active.thread):
             mine = active.where(active.thread == thread)
@@ -155,7 +157,7 @@ class Facts:
 
     @cached_property
     def innermost(self) -> dict[str, npt.NDArray[np.int32]]:
-        """Layer -> int32[stacks]: the innermost stack at or above each whose frame is of that layer; ROOT if none."""
+        """Layer -> int32[stacks + 1]: the innermost stack at or above each whose frame is of the layer; ROOT if none."""
         stacks = self.stacks
         result = {}
         for layer in ("python", "java"):
@@ -165,37 +167,76 @@ class Facts:
             result[layer] = found
         return result
 
+    @cached_property
+    def _wakes(self) -> dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """tid -> when it was woken, ascending, and by which tid."""
+        table = self.session.table("sched").select(["tid", "wake_ns", "waker_tid"]).drop_null()
+        tid, wake, waker = (c.to_numpy() for c in table.columns)
+        order = np.lexsort((wake, tid))
+        tid, wake, waker = tid[order], wake[order], waker[order]
+        distinct, first = np.unique(tid, return_index=True)
+        pieces = zip(distinct.tolist(), np.split(wake, first[1:]), np.split(waker, first[1:]), strict=True)
+        return {t: (times, by) for t, times, by in pieces}
+
+    def woken_by(self, thread: int, start_ns: int, end_ns: int) -> int | None:
+        """tid of who woke the thread last in (start_ns, end_ns]; None if unknown."""
+        times, wakers = self._wakes.get(self.threads[thread].tid, (np.empty(0), np.empty(0)))
+        last = int(np.searchsorted(times, end_ns, side="right")) - 1
+        return int(wakers[last]) if last >= 0 and times[last] > start_ns else None
+
     def looks_on_cpu(self, pid: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
         """(thread, stack_id, looks) of a Python process: how often a sampler saw each stack while it was on a CPU.
 
-        A row of samples says when its first look was; the others lie somewhere in its duration. So each (thread,
-        stack) gets all of its looks times the share of its first looks that fall on a running slice. Torn samples are
-        left out.
+        A row of samples says when its first look was; the others lie somewhere in its duration. A stack of many rows
+        was on the CPU in the share of its first looks that fall on running slices; one of few rows (a hot loop, seen
+        unchanged for long) in the share of its duration that was running. Code of the standard library that only waits
+        is never on the CPU for as long as a look's error. Torn samples are left out.
         """
         rows = self.rows("samples", source=["pyspy", "austin"], pid=pid, torn=False)
-        rows = rows.select(["tid", "time_ns", "stack_id", "count"]).drop_null()
-        tids, times = rows["tid"].to_numpy(), rows["time_ns"].to_numpy()
-        stacks, counts = rows["stack_id"].to_numpy(), rows["count"].to_numpy()
+        rows = rows.select(["tid", "time_ns", "duration_ns", "stack_id", "count"]).drop_null()
+        tids, times, lengths, stacks, counts = (c.to_numpy() for c in rows.columns)
         parts = []
         for tid in np.unique(tids).tolist():
             thread = self.index.get((pid, tid))
             if thread is None:
                 continue
             mine, slices = tids == tid, self.threads[thread]
-            at = np.maximum(np.searchsorted(slices.start_ns, times[mine], side="right") - 1, 0)
-            running = (slices.state[at] == RUNNING) & (times[mine] >= slices.start_ns[at])
-            running &= times[mine] < slices.end_ns[at]
+            on = slices.state == RUNNING
+            running = union(slices.start_ns[on], slices.end_ns[on])
+            first, length = times[mine], np.maximum(lengths[mine], 1)
             distinct, which = np.unique(stacks[mine], return_inverse=True)
-            looks = np.bincount(which, counts[mine]) * np.bincount(which, running) / np.bincount(which)
+            number = np.bincount(which)
+            by_looks = np.bincount(which, overlap_ns(first, first + 1, running)) / number
+            by_time = np.bincount(which, overlap_ns(first, first + length, running)) / np.bincount(which, length)
+            looks = np.bincount(which, counts[mine]) * np.where(number >= _MANY_ROWS, by_looks, by_time)
+            looks[[futex_state(self.stacks, s) == SLEEP for s in distinct.tolist()]] = 0
             parts.append((np.full(len(distinct), thread, np.int64), distinct.astype(np.int32), looks))
         if not parts:
             return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.float64)
         thread_ids, stack_ids, all_looks = zip(*parts, strict=True)
         return np.concatenate(thread_ids), np.concatenate(stack_ids), np.concatenate(all_looks)
 
+    @cached_property
+    def own_code(self) -> dict[str, npt.NDArray[np.int32]]:
+        """Layer -> int32[stacks + 1]: as `innermost`, but frames of the language's standard library stand back for
+        the code that called them; they count only where a stack has no other frame of the layer."""
+        stacks = self.stacks
+        result = {}
+        for layer, innermost in self.innermost.items():
+            found = innermost.copy()
+            own = np.zeros(len(found), bool)
+            for stack, (parent, frame_id) in enumerate(zip(stacks.parents, stacks.stack_frames, strict=True)):
+                frame = stacks.frames[frame_id]
+                if frame.layer == layer and not _standard_library(frame):
+                    found[stack], own[stack] = stack, True
+                elif own[parent]:
+                    found[stack], own[stack] = found[parent], True
+            result[layer] = found
+        return result
+
     def code_frame(self, stack_id: int, layer: str) -> Frame | None:
-        """Innermost frame of a layer on a stack."""
-        found = int(self.innermost[layer][stack_id])
+        """Innermost frame of a layer on a stack, outside the standard library if there is one."""
+        found = int(self.own_code[layer][stack_id])
         return None if found == ROOT else self.stacks.frames[self.stacks.stack_frames[found]]
 
     def collector_gap(self, name: str) -> tuple[str, str] | None:
@@ -219,6 +260,15 @@ class Facts:
             )
             data = data.filter(mask)
         return data
+
+
+def _standard_library(frame: Frame) -> bool:
+    if frame.layer == "java":
+        return (frame.module or frame.function).startswith(("java.", "javax.", "jdk.", "sun."))
+    file = frame.file or ""
+    return file.startswith("<frozen") or (
+        "/lib/python3" in file and "site-packages" not in file and "dist-packages" not in file
+    )
 
 
 def subtract(whole: Intervals, cut: Intervals) -> Intervals:

@@ -38,6 +38,18 @@ class Intervals:
     def where(self, mask: npt.NDArray[np.bool_]) -> Intervals:
         return Intervals(self.start_ns[mask], self.end_ns[mask], self.thread[mask])
 
+    def within(self, starts: Int64, ends: Int64) -> Intervals:
+        """The parts that lie within disjoint, ordered intervals [starts, ends)."""
+        first = np.searchsorted(ends, self.start_ns, side="right")
+        count = np.maximum(np.searchsorted(starts, self.end_ns, side="left") - first, 0)
+        mine = np.repeat(np.arange(len(self)), count)
+        other = np.arange(len(mine)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
+        return Intervals(
+            np.maximum(self.start_ns[mine], starts[other]),
+            np.minimum(self.end_ns[mine], ends[other]),
+            self.thread[mine],
+        )
+
     def by_thread(self) -> dict[int, int]:
         """Thread -> total length of its intervals, longest first."""
         if not len(self):

@@ -6,26 +6,27 @@ import threading
 import time
 import zlib
 
-BLOCK = os.urandom(1 << 20) * 8
+LARGE = os.urandom(1 << 20) * 32
+SMALL = LARGE[: 1 << 20]
 
 
-def digest(parts):
-    return hashlib.sha1(BLOCK * parts).digest()
+def digest():
+    return hashlib.sha1(LARGE).digest()
 
 
-def checksum(parts):
-    return hashlib.blake2b(BLOCK * parts).digest()
+def checksum():
+    return hashlib.blake2b(LARGE).digest()
 
 
-def pack(parts):
-    return len(zlib.compress(BLOCK[: 1 << 19] * parts, 1))
+def pack():
+    return len(zlib.compress(SMALL, 1))
 
 
 def work(end):
     while time.monotonic() < end:
-        digest(4)
-        checksum(4)
-        pack(2)
+        digest()
+        checksum()
+        pack()
 
 
 end = time.monotonic() + 2.5

@@ -78,3 +78,15 @@ def test_subtract_leaves_what_is_outside(times, cut):
 
 def test_threads_are_listed_longest_first():
     assert list(Intervals.of([(0, 5, 1), (0, 9, 2), (7, 9, 1)]).by_thread().items()) == [(2, 9), (1, 7)]
+
+
+@settings(deadline=None)
+@given(any_intervals, any_intervals)
+def test_within_keeps_the_parts_inside(pairs, others):
+    start, end = union(array(others, 0), array(others, 1))
+    pieces = Intervals.of([(a, b, n) for n, (a, b) in enumerate(pairs)]).within(start, end)
+    inside = instants(start.tolist(), end.tolist())
+    for n, (a, b) in enumerate(pairs):
+        mine = pieces.where(pieces.thread == n)
+        assert mine.total_ns == len(instants(mine.start_ns.tolist(), mine.end_ns.tolist()))
+        assert instants(mine.start_ns.tolist(), mine.end_ns.tolist()) == set(range(a, b)) & inside

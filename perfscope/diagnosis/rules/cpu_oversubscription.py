@@ -1,6 +1,7 @@
 """cpu-oversubscription: threads are ready to run and get no CPU.
 
-Lost time is the slices in state runnable. gives_back: Facts.ceiling_pct without the cores' bound: it is what enough
+Lost time is the slices in state runnable, without the threads on which a JVM compiles, records and cleans up beside its
+program. gives_back: Facts.ceiling_pct without the cores' bound: it is what enough
 cores, or fewer threads that contend, would give.
 """
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from perfscope.diagnosis.describe import against, flame, not_evaluable, observed, ok, seconds, threads_text, where
 from perfscope.diagnosis.facts import Facts
-from perfscope.diagnosis.intervals import union_ns
+from perfscope.diagnosis.intervals import Intervals, union_ns
 from perfscope.diagnosis.thresholds import Limits
 from perfscope.merge.slices import RUNNABLE, RUNNING
 from perfscope.model.finding import Finding, Severity, Verdict
@@ -24,7 +25,7 @@ def evaluate(facts: Facts, limits: Limits) -> Verdict:
         return not_evaluable(RULE, f"no sched events: {gap[0]}", gap[1])
     if facts.unknown_pct is None or facts.unknown_pct > 50:
         return not_evaluable(RULE, "most threads' time has no sched events", "perfscope record as root")
-    waiting, running = facts.spent([RUNNABLE]), facts.spent([RUNNING])
+    waiting, running = (_of_the_program(facts, facts.spent([state])) for state in (RUNNABLE, RUNNING))
     wanted = waiting.total_ns + running.total_ns
     if wanted == 0:
         return ok(RULE, "no thread wanted a CPU")
@@ -70,6 +71,30 @@ _OTHERS = (
     "give the service CPUs of its own (cpuset, taskset, a Kubernetes CPU request with the static policy), or move the "
     "other programs elsewhere"
 )
+
+
+_BESIDE = (
+    "C1 CompilerThre",
+    "C2 CompilerThre",
+    "Attach Listener",
+    "JFR ",
+    "Service Thread",
+    "Sweeper thread",
+    "Notification Th",
+    "Monitor Deflati",
+    "VM Periodic Tas",
+    "Signal Dispatch",
+    "Common-Cleaner",
+    "Reference Handl",
+    "Finalizer",
+)
+"""How the names of such threads begin in the first 15 characters, which is all that the kernel keeps of a name."""
+
+
+def _of_the_program(facts: Facts, intervals: Intervals) -> Intervals:
+    java = set(facts.pids("java"))
+    beside = [i for i, t in enumerate(facts.threads) if t.pid in java and (t.name or "").startswith(_BESIDE)]
+    return intervals.where(~np.isin(intervals.thread, beside))
 
 
 def own_share_pct(facts: Facts) -> float | None:

@@ -1,6 +1,7 @@
 """gil-contention: Python threads wait for the global interpreter lock.
 
-Lost time is the slices in state gil, one process at a time: the futex waits of its threads on the GIL's own address.
+Lost time is the slices in state gil, one process at a time: the futex waits of its threads on the GIL's own address,
+while some thread of the process ran. Where none did, the GIL's holder had no CPU itself (see cpu-oversubscription).
 gives_back: Facts.ceiling_pct with the work staying: waits vanish, the bytecode still has to run on the cores there are.
 """
 
@@ -30,7 +31,7 @@ from perfscope.model.finding import Evidence, Finding, Severity, Verdict
 from perfscope.model.stacks import ROOT, Frame
 
 RULE = "gil-contention"
-MEASURED = "waits (eBPF futex, exact)"
+MEASURED = "waits (eBPF futex, exact) while a thread of the process ran"
 _ENOUGH_GIL_SAMPLES = 30
 
 
@@ -42,7 +43,8 @@ def evaluate(facts: Facts, limits: Limits) -> Verdict:
         return not_evaluable(RULE, f"no futex waits: {gap[0]}", gap[1])
     findings, seen = [], []
     for pid in pids:
-        waits = facts.spent([GIL], [pid])
+        running = facts.spent([RUNNING], [pid])
+        waits = facts.spent([GIL], [pid]).within(*union(running.start_ns, running.end_ns))
         lost, gain = facts.lost_pct(waits), facts.ceiling_pct(waits, work_stays=True)
         seen.append(f"pid {pid}: {lost:.1f} % of the waiting threads' working time")
         if lost >= limits["lost_pct"].value and gain >= limits["gives_back_pct"].value:

@@ -2,7 +2,8 @@
 
 Python: futex waits on addresses other than the GIL's. A futex is also how a thread waits for work, so a wait counts as
 contention only if the merge calls it a lock wait (its code is none of the standard library's waits for an event), and
-its address behaves like a lock: some thread both waited there and woke others there, so it acquired and released.
+its address behaves like a lock: some thread both waited there and woke others there, so it acquired and released. Where
+only the second is missing and the wait matters, the rule is not evaluable and says so.
 Java: JavaMonitorEnter events (which name the previous owner), and ThreadPark where the merge calls it a lock wait.
 gives_back: Facts.ceiling_pct with the work staying.
 """
@@ -42,7 +43,10 @@ RULE = "lock-contention"
 
 @dataclass(frozen=True)
 class _Lock:
-    """Waits for one lock. holders: for each wait the index of the thread that had it, or None."""
+    """Waits for one lock. holders: for each wait the index of the thread that had it, or None.
+
+    certain: false if it may as well be a hand-over of work.
+    """
 
     layer: str
     pid: int
@@ -51,6 +55,7 @@ class _Lock:
     holders: list[int | None]
     stacks: list[int]
     measured_by: str
+    certain: bool = True
 
 
 def evaluate(facts: Facts, limits: Limits) -> Verdict:
@@ -67,15 +72,22 @@ def evaluate(facts: Facts, limits: Limits) -> Verdict:
                 locks += list(find(facts, pid))
     if not looked and not gaps:
         return not_evaluable(RULE, "no Python or Java process in this session")
-    findings, worst = [], 0.0
+    findings: list[Finding] = []
+    doubtful: list[Finding] = []
+    worst = 0.0
     for lock in locks:
         lost, gain = facts.lost_pct(lock.waits), facts.ceiling_pct(lock.waits, work_stays=True)
         worst = max(worst, lost)
         if lost >= limits["lost_pct"].value and gain >= limits["gives_back_pct"].value:
-            findings.append(_finding(facts, limits, lock, lost, gain))
+            (findings if lock.certain else doubtful).append(_finding(facts, limits, lock, lost, gain))
     why = f"{len(locks)} contended locks; the worst cost its waiters {worst:.1f} % of their working time"
     if findings:
         return Verdict(RULE, "flagged", why, tuple(findings))
+    if doubtful:
+        titles = "; ".join(f.title for f in doubtful)
+        return not_evaluable(
+            RULE, f"{titles}: this may be a lock or a hand-over of work, no thread both waited and released there"
+        )
     if gaps:
         return not_evaluable(RULE, "; ".join(text for text, _ in gaps), gaps[0][1])
     return ok(RULE, why if locks else "no contended lock")
@@ -162,16 +174,20 @@ def _python_locks(facts: Facts, pid: int) -> Iterator[_Lock]:
             by_address[address].append((thread, start, facts.info.stop_ns if end is None else end, waker))
     for address, rows in by_address.items():
         used_by = {facts.threads[thread].tid for thread, *_ in rows}
-        if not used_by & {waker for *_, waker in rows if waker is not None}:
-            continue  # nobody who waits here ever releases here: a wait for an event, not a lock
+        certain = bool(used_by & {waker for *_, waker in rows if waker is not None})
         kept, holders, stacks = [], [], []
+        locked_ns = total_ns = 0
         for thread, start, end, waker in rows:
             state, stack = facts.at(thread, start + (end - start) // 2)
+            total_ns += end - start
             if state != LOCK:
                 continue
+            locked_ns += end - start
             kept.append((start, end, thread))
             holders.append(None if waker is None else facts.index.get((pid, waker)))
             stacks.append(stack)
+        if 2 * locked_ns < total_ns:
+            continue  # mostly seen waiting for work; a stack seen late made the rest look like a lock
         if kept:
             yield _Lock(
                 "python",
@@ -181,6 +197,7 @@ def _python_locks(facts: Facts, pid: int) -> Iterator[_Lock]:
                 holders,
                 stacks,
                 "waits (eBPF futex, exact)",
+                certain,
             )
 
 
@@ -205,7 +222,15 @@ def _java_locks(facts: Facts, pid: int) -> Iterator[_Lock]:
             pid,
             name,
             Intervals.of([(start, end, thread) for thread, start, end, *_ in rows]),
-            [None if other is None else facts.index.get((pid, other)) for *_, other, _ in rows],
+            [_owner(facts, pid, *row[:4]) for row in rows],
             [stack for *_, stack in rows],
             "jvm_events (JFR; waits above its threshold only)",
         )
+
+
+def _owner(facts: Facts, pid: int, thread: int, start_ns: int, end_ns: int, owner_tid: int | None) -> int | None:
+    """The thread that held the lock: the event's own word, else who woke the waiter at the end of its wait."""
+    if owner_tid is not None:
+        return facts.index.get((pid, owner_tid))
+    waker = facts.woken_by(thread, start_ns, end_ns)
+    return None if waker is None else facts.index.get((pid, waker))

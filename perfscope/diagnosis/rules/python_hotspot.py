@@ -69,7 +69,7 @@ def _process(facts: Facts, limits: Limits, pid: int) -> Finding | str | _Missing
     if period is None:
         return _Missing(f"pid {pid}: no py-spy samples with times")
     threads, stacks, looks = facts.looks_on_cpu(pid)
-    owners = _responsible(facts)[stacks]
+    owners = facts.own_code["python"][stacks]
     known = owners != ROOT
     threads, owners, looks = threads[known], owners[known], looks[known]
     seen = float(looks.sum())
@@ -128,35 +128,6 @@ def _period_ns(facts: Facts, pid: int) -> float | None:
     looks = int(rows["count"].to_numpy().sum())
     watched = int(rows["duration_ns"].to_numpy().sum())
     return watched / looks if looks and watched else None
-
-
-def _responsible(facts: Facts) -> npt.NDArray[np.int32]:
-    """For each stack the stack of its innermost Python frame outside the standard library (inside, if all are)."""
-    stacks, innermost = facts.stacks, facts.innermost["python"]
-    found = np.full(len(innermost), ROOT, np.int32)
-    for stack, (parent, frame) in enumerate(zip(stacks.parents, stacks.stack_frames, strict=True)):
-        if innermost[stack] == ROOT:
-            continue
-        own = stacks.frames[frame]
-        if own.layer == "python" and not _standard_library(own.file):
-            found[stack] = stack
-        elif found[parent] != ROOT and not _standard_library(_frame_file(facts, int(found[parent]))):
-            found[stack] = found[parent]
-        else:
-            found[stack] = innermost[stack]
-    return found
-
-
-def _frame_file(facts: Facts, stack: int) -> str | None:
-    return facts.stacks.frames[facts.stacks.stack_frames[stack]].file
-
-
-def _standard_library(file: str | None) -> bool:
-    if not file:
-        return False
-    return file.startswith("<frozen") or (
-        "/lib/python3" in file and "site-packages" not in file and "dist-packages" not in file
-    )
 
 
 def _in_function(facts: Facts, owners: npt.NDArray[np.int32], function: str, file: str | None) -> npt.NDArray[np.bool_]:
