@@ -53,7 +53,10 @@ def _finding(number: int, finding: Finding) -> list[str]:
     if finding.evidence:
         lines += ["| evidence | measured | threshold | source |", "|---|--:|--:|---|"]
         for item in finding.evidence:
-            value, threshold, source = evidence_words(item)
+            value, threshold = evidence_words(item)
+            source = item.measured_by
+            if item.threshold_source:
+                source += f"; threshold: {item.threshold_source}"
             lines.append(f"| {_escape(item.what)} | {_escape(value)} | {_escape(threshold)} | {_escape(source)} |")
         lines.append("")
     lines.append(f"**Try:** {_escape(finding.advice)}")

@@ -15,10 +15,13 @@ from perfscope.clock import ClockMap
 from perfscope.model.finding import Diagnosis, Evidence, Finding, Severity, Verdict, Where
 from perfscope.model.info import CollectorReport, SessionInfo
 from perfscope.model.session import Session
-from perfscope.reports.units import count, duration, measure, percent, plural, printable
+from perfscope.reports.units import count, duration, measure, percent, plural, printable, size
 
 _WIDTH = 110
 """Nothing is set wider than this, so that a line can still be followed on a wide terminal."""
+
+_PROCESSES = 12
+"""Rows of the process table."""
 
 _STATUS_STYLE = {"ok": "green", "partial": "yellow", "failed": "red", "unavailable": "dim"}
 _SEVERITY_STYLE = {
@@ -37,8 +40,9 @@ def print_session(session: Session, console: Console) -> None:
     facts = _grid(2)
     facts.add_row(_dim("ended"), _text(_ending(info)))
     facts.add_row(_dim("recorded"), _text(", ".join(_origin(info)) or "unknown"))
-    if info.options:
-        facts.add_row(_dim("options"), _text(", ".join(f"{key} {value}" for key, value in info.options.items())))
+    options = _options(info)
+    if options:
+        facts.add_row(_dim("options"), _text(options))
     _show(console, facts)
     console.print()
     _show(console, _processes(session))
@@ -67,11 +71,14 @@ def print_headline(session: Session, console: Console) -> None:
 
 
 def print_diagnosis(diagnosis: Diagnosis, session: Session, console: Console, show_all: bool = False) -> None:
-    """Ranked findings with their evidence, then the rules that found nothing; `show_all` says why for each of those."""
+    """Ranked findings with their evidence, then the rules that found nothing.
+
+    show_all: also where each threshold comes from, and why each of those rules found nothing.
+    """
     print_headline(session, console)
     console.print()
     for number, finding in enumerate(diagnosis.findings, 1):
-        _print_finding(number, finding, console)
+        _print_finding(number, finding, console, show_all)
     if not diagnosis.findings:
         console.print(Text("no bottleneck found by the rules that could be evaluated", style="bold green"))
         console.print()
@@ -110,16 +117,12 @@ def where_words(where: Where) -> str:
     return "  ".join(parts)
 
 
-def evidence_words(item: Evidence) -> tuple[str, str, str]:
-    """Value, threshold, and where both come from."""
-    threshold = "" if item.threshold is None else measure(item.threshold, item.unit)
-    sources = [item.measured_by] if item.measured_by else []
-    if item.threshold_source:
-        sources.append(f"threshold: {item.threshold_source}")
-    return measure(item.value, item.unit), threshold, "; ".join(sources)
+def evidence_words(item: Evidence) -> tuple[str, str]:
+    """Value and threshold with their unit; no threshold is an empty text."""
+    return measure(item.value, item.unit), "" if item.threshold is None else measure(item.threshold, item.unit)
 
 
-def _print_finding(number: int, finding: Finding, console: Console) -> None:
+def _print_finding(number: int, finding: Finding, console: Console, show_sources: bool) -> None:
     head = Table.grid(padding=(0, 2), expand=True)
     head.add_column(width=3, justify="right")
     head.add_column(width=8)
@@ -144,12 +147,16 @@ def _print_finding(number: int, finding: Finding, console: Console) -> None:
         table.add_column(ratio=3)
         table.add_column(justify="right", no_wrap=True)
         table.add_column(no_wrap=True)
-        table.add_column(ratio=3, style="dim")
+        table.add_column(ratio=2, style="dim")
         for item in finding.evidence:
-            value, threshold, source = evidence_words(item)
+            value, threshold = evidence_words(item)
             limit = f"threshold {threshold}" if threshold else ""
-            table.add_row(_text(item.what), Text(printable(value), style="bold"), _text(limit), _text(source))
+            measured = Text(printable(value), style="bold")
+            table.add_row(_text(item.what), measured, _text(limit), _text(item.measured_by))
         body.append(table)
+        if show_sources:
+            reasons = {e.threshold_source: None for e in finding.evidence if e.threshold_source}
+            body += [Text(printable(f"threshold: {reason}"), style="dim") for reason in reasons]
     steps = _grid(2)
     steps.add_row(Text("try", style="green"), _text(finding.advice))
     if finding.see:
@@ -174,15 +181,15 @@ def _what_ran(session: Session) -> str:
     threads: dict[int, int] = {}
     for pid in session.table("threads").column("pid").to_pylist():
         threads[pid] = threads.get(pid, 0) + 1
-    processes = session.table("processes").select(["pid", "name", "command"]).to_pylist()
-    rank = {pid: place for place, pid in enumerate(info.pids)}
-    processes.sort(key=lambda p: (rank.get(p["pid"], len(rank)), -threads.get(p["pid"], 0)))
+    processes = session.table("processes").select(["pid", "name", "command", "runtime"]).to_pylist()
+    named = [p for p in processes if p["pid"] in info.pids or p["runtime"] != "native"]
+    named.sort(key=lambda p: (p["pid"] not in info.pids, -threads.get(p["pid"], 0)))
     words = [
         f"{_short(p['command'] or p['name'])} (pid {p['pid']}, {plural(threads.get(p['pid'], 0), 'thread')})"
-        for p in processes[:2]
+        for p in named[:3]
     ]
-    if len(processes) > 2:
-        words.append(f"{len(processes) - 2} more")
+    if len(processes) > len(words):
+        words.append(f"{len(processes) - len(words)} more")
     return ", ".join(words) or " ".join(info.command) or "no process was seen"
 
 
@@ -222,22 +229,43 @@ def _origin(info: SessionInfo) -> list[str]:
     words = [info.started_at] if info.started_at else []
     if info.tool_version:
         words.append(f"perfscope {info.tool_version}")
-    return words + [f"{key} {value}" for key, value in info.host.items() if isinstance(value, str | int | float)]
+    for key, value in info.host.items():
+        if key.endswith("_bytes") and isinstance(value, int):
+            words.append(f"{key.removesuffix('_bytes')} {size(value)}")
+        elif isinstance(value, str | int | float) and not key.endswith("_ns"):
+            words.append(f"{key.replace('_', ' ')} {value}")
+    return words
+
+
+def _options(info: SessionInfo) -> str:
+    """The options that say something: what is off or was not given is left out."""
+    given = {key: value for key, value in info.options.items() if value not in (None, False, [], "")}
+    return ", ".join(
+        f"{key} {' '.join(map(str, value))}" if isinstance(value, list) else key if value is True else f"{key} {value}"
+        for key, value in given.items()
+    )
 
 
 def _processes(session: Session) -> Table:
+    """The processes that used most CPU time, those of known runtimes first; the rest as a count."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name, right in (("pid", True), ("runtime", False), ("threads", True), ("CPU time", True), ("command", False)):
         table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=name != "command")
-    threads = session.table("threads").select(["pid", "cpu_ns"]).to_pylist()
-    for process in session.table("processes").to_pylist():
-        own = [t["cpu_ns"] for t in threads if t["pid"] == process["pid"]]
-        known = [ns for ns in own if ns is not None]
-        cpu = duration(sum(known)) if known else "unknown"
-        if known and len(known) < len(own):
-            cpu = f"≥ {cpu}"
+    cpu: dict[int, list[int | None]] = {}
+    for thread in session.table("threads").select(["pid", "cpu_ns"]).to_pylist():
+        cpu.setdefault(thread["pid"], []).append(thread["cpu_ns"])
+    known = {pid: [ns for ns in own if ns is not None] for pid, own in cpu.items()}
+    processes = session.table("processes").to_pylist()
+    processes.sort(key=lambda p: (p["runtime"] == "native", -sum(known.get(p["pid"], []))))
+    for process in processes[:_PROCESSES]:
+        own, measured = cpu.get(process["pid"], []), known.get(process["pid"], [])
+        time = duration(sum(measured)) if measured else "unknown"
+        if measured and len(measured) < len(own):
+            time = f"≥ {time}"
         command = _short(process["command"] or process["name"], 200)
-        table.add_row(str(process["pid"]), _text(process["runtime"]), str(len(own)), cpu, _text(command))
+        table.add_row(str(process["pid"]), _text(process["runtime"]), str(len(own)), time, _text(command))
+    if len(processes) > _PROCESSES:
+        table.add_row("", "", "", "", _dim(f"and {len(processes) - _PROCESSES} more"))
     return table
 
 

@@ -296,12 +296,14 @@ function systemTheme() {
 }
 
 // A read-only look at the page's own figures, for scripts and tests.
-function expose(app, openMs) {
+// openMs: what the script took until it had drawn; drawnAtMs: when that was, since the navigation began.
+function expose(app, openMs, drawnAtMs) {
   const describe = (node) => node && {
     path: node.path.map((n) => n.label), layer: node.layer, value: node.value, self: node.self, place: node.place,
   };
   window.perfscope = Object.freeze({
     openMs,
+    drawnAtMs,
     get weight() { return app.look.weight; },
     get direction() { return app.look.direction; },
     get total() { return app.view.sum; },
@@ -324,8 +326,11 @@ async function start() {
   try {
     const app = new App(new Profile(await inflate($("data").textContent)));
     $("data").remove();
-    expose(app, performance.now() - began);
+    await new Promise((shown) => requestAnimationFrame(() => setTimeout(shown)));
+    expose(app, performance.now() - began, performance.now());
+    document.documentElement.dataset.state = "drawn";
   } catch (error) {
+    document.documentElement.dataset.state = "failed";
     $("empty").hidden = false;
     $("empty").textContent = `The flame graph can't be drawn: ${error.message}. It needs a browser of 2023 or later.`;
     throw error;

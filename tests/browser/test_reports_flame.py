@@ -58,7 +58,8 @@ class Opened:
         self.page.on("dialog", lambda dialog: self.said.append(dialog.message))
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(self.file.as_uri())
-        self.page.wait_for_function("window.perfscope")
+        self.page.locator("html[data-state]").wait_for(state="attached")
+        assert self.page.locator("html").get_attribute("data-state") == "drawn", self.said
 
     def get(self, name: str) -> object:
         return self.page.evaluate(f"perfscope.{name}")
@@ -460,7 +461,14 @@ def test_a_narrow_window_needs_no_sideways_scrolling(browser: Browser, tmp_path:
     one = Opened(browser, tmp_path, helpers.build(helpers.server()), viewport={"width": width, "height": 640})
     assert one.page.evaluate("document.documentElement.scrollWidth") <= width
     one.page.set_viewport_size({"width": width * 2, "height": 700})
-    one.page.wait_for_function("perfscope.frames[0].width === document.getElementById('scroller').clientWidth")
+    one.page.evaluate(
+        """() => new Promise((done) => {
+            const scroller = document.getElementById("scroller");
+            const look = () =>
+                perfscope.frames[0].width === scroller.clientWidth ? done() : requestAnimationFrame(look);
+            look();
+        })"""
+    )
     one.page.context.close()
     assert one.said == []
 
