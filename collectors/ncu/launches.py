@@ -1,0 +1,84 @@
+"""A kernel launch as Nsight Compute measured it, and units that mean one thing.
+
+Nsight Compute prints one metric in ms here and in us there, with decimal prefixes. Everything is brought to base units:
+ns, byte, hz, and the bare unit without its prefix for all else.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from perfscope.model.session import SessionWriter
+
+_TIME = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
+_TIME_NAMES = {
+    "nsecond": "ns",
+    "usecond": "us",
+    "msecond": "ms",
+    "second": "s",
+    "nanosecond": "ns",
+    "microsecond": "us",
+}
+_PREFIXES = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_PREFIXED = re.compile(r"([KMGTP])(byte|hz|inst|cycle|sector|request|thread|block|warp)(?![a-z])(.*)", re.IGNORECASE)
+
+
+@dataclass
+class Launch:
+    """One measured launch. metrics: Nsight Compute's name -> (value, base unit); what wasn't measured isn't in it."""
+
+    name: str
+    pid: int | None = None
+    device: str | None = None
+    grid: tuple[int, int, int] | None = None
+    block: tuple[int, int, int] | None = None
+    metrics: dict[str, tuple[float, str]] = field(default_factory=dict)
+
+
+def to_base(value: float, unit: str) -> tuple[float, str]:
+    """A value in its base unit: (2.5, "Gbyte/second") -> (2.5e9, "byte/s"); (3, "ms") -> (3e6, "ns").
+
+    Prefixes are decimal, as Nsight Compute's are. An unknown unit comes back as it is.
+    """
+    unit = unit.strip()
+    time = _TIME_NAMES.get(unit, unit)
+    if time in _TIME:
+        return value * _TIME[time], "ns"
+    factor = 1.0
+    if unit.startswith("%/") and (match := _PREFIXED.fullmatch(unit[2:])):  # a rate per prefixed unit
+        return value / _PREFIXES[match[1].upper()], "%/" + match[2] + match[3]
+    if match := _PREFIXED.fullmatch(unit):
+        prefix, base, rest = match.groups()
+        factor, unit = _PREFIXES[prefix.upper()], base + rest
+    if unit.endswith(("/nsecond", "/ns")):
+        factor, unit = factor * 1e9, unit.rpartition("/")[0] + "/s"
+    return value * factor, unit.replace("/second", "/s").replace("Hz", "hz")
+
+
+def dimensions(text: str) -> tuple[int, int, int] | None:
+    """ "(256, 1, 1)" -> (256, 1, 1); None for anything else."""
+    numbers = re.findall(r"\d+", text)
+    return (int(numbers[0]), int(numbers[1]), int(numbers[2])) if len(numbers) == 3 else None
+
+
+def write(launches: list[Launch], writer: SessionWriter) -> None:
+    """Appends launches to gpu_kernels, one row a metric."""
+    writer.append(
+        "gpu_kernels",
+        [
+            {
+                "launch": number,
+                "pid": launch.pid,
+                "name": launch.name,
+                "device": launch.device,
+                **{f"grid_{axis}": launch.grid[i] if launch.grid else None for i, axis in enumerate("xyz")},
+                **{f"block_{axis}": launch.block[i] if launch.block else None for i, axis in enumerate("xyz")},
+                "metric": metric,
+                "value": value,
+                "unit": unit,
+            }
+            for number, launch in enumerate(launches)
+            for metric, (value, unit) in launch.metrics.items()
+        ],
+    )
