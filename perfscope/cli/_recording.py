@@ -35,8 +35,8 @@ def record(
     force: bool,
     keep_raw: bool,
     owner: RunAs | None,
-) -> None:
-    """Records and says how it went."""
+) -> bool:
+    """Records and says how it went. False if not one collector got anything."""
     request = Request(
         output=output,
         command=target.command if target else [],
@@ -56,6 +56,7 @@ def record(
         click.echo(f"perfscope: {target.command[0]} runs on (pid {target.pid}); waiting for it to end", err=True)
     elif not target:
         click.echo(str(output))
+    return any(report.status in ("ok", "partial") for report in info.collectors.values())
 
 
 def _chosen(collect: str | None) -> list[str]:
@@ -120,5 +121,7 @@ def _summary(path: Path, info: SessionInfo) -> None:
         lines.append(f"  {name:8} {report.status}{got}{lost}{f': {report.why}' if report.why else ''}")
         if report.hint and report.status != "ok":
             lines.append(f"  {'':8} try: {report.hint}")
+    if all(report.status in ("failed", "unavailable") for report in info.collectors.values()):
+        lines.append("  nothing but the list of processes was recorded")
     lines.append(f"next: perfscope diagnose {path}   perfscope flame {path}")
     click.echo("\n".join(lines), err=True)

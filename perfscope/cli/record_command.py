@@ -63,7 +63,7 @@ def command(
         try:
             from perfscope.cli import _recording
 
-            _recording.record(
+            recorded = _recording.record(
                 target,
                 signals,
                 output=path,
@@ -83,4 +83,4 @@ def command(
                 target.cancel()
                 target.reap()
             raise
-        return target.reap() if target else 0
+        return target.reap() if target else 0 if recorded else RecordingError.exit_code

@@ -22,8 +22,8 @@ from pathlib import Path
 
 QUANTUM_NS = 500_000
 """How long each time-named function runs: so short that a sample tells the time, so long that few samples are torn."""
-FUNCTIONS = 200
-"""Time-named functions; after all of them (100 ms) the names begin again."""
+FUNCTIONS = 1000
+"""Time-named functions; after all of them (500 ms) the names begin again."""
 ROUNDS, SPINNERS = 4, 2
 """Spinning processes: one sampler, and so one clock anchor, each."""
 SPINNER_S = 1.6

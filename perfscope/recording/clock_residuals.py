@@ -6,7 +6,9 @@ start (s) and end (e). True times lie in b <= s, e <= a, so a clock error shifts
 readings are picked by it: the tightest say most.
 
 Sampled instants (py-spy): the program spins through functions named after the time, so that each sample's stack tells
-when it was taken. All samples of one sampler share one anchor: their median is its error.
+a time at which it was current. A sample can't be stamped before what it saw, only later (the program or the sampler had
+to wait for a CPU): the earliest of a sampler's stamps, relative to what they saw, bounds the error of its one anchor
+from above, and exceeds it by no more than the quickest sample took.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ Times = npt.NDArray[np.int64]
 _RATE_HZ = 200
 _TIGHTEST_SHARE = 0.5
 _FEWEST_SAMPLES = 20
-"""Samples below which a median says nothing about an anchor (each is uniform over half a millisecond)."""
+"""Samples below which the earliest says little: each sees a function up to half a millisecond after it began."""
+_EARLIEST_NS = 200_000_000
+"""How far before what it saw a stamp may be: the worst anchor, when the wall clock is set while py-spy starts."""
 
 
 def record_and_compare(target: Target, signals: Signals, directory: Path, with_java: bool) -> list[ClockResult]:
@@ -43,7 +47,11 @@ def record_and_compare(target: Target, signals: Signals, directory: Path, with_j
         options=Options(rate_hz=_RATE_HZ),
     )
     Recording(request, target, signals, lambda progress: None).run()
-    session = Session.open(request.output)
+    return compare(Session.open(request.output), directory, with_java)
+
+
+def compare(session: Session, directory: Path, with_java: bool) -> list[ClockResult]:
+    """Compares a recording of the marking program with the marks it left in `directory`."""
     return [_ebpf(session, directory), _pyspy(session, directory), _jfr(session, directory, with_java)]
 
 
@@ -63,12 +71,11 @@ def bracket_errors(before: Times, after: Times, start: Times, end: Times) -> tup
     return (lead - trail) // 2, (lead + trail) // 2
 
 
-def name_errors(times: Times, quanta: Times) -> Times:
-    """Errors in ns of stamps whose true time is known modulo FUNCTIONS * QUANTUM_NS, from the function's number."""
+def lateness(times: Times, quanta: Times) -> Times:
+    """Stamp minus the beginning of what the sample saw, in ns; the latter is known modulo FUNCTIONS * QUANTUM_NS."""
     span = FUNCTIONS * QUANTUM_NS
-    true = quanta * QUANTUM_NS + QUANTUM_NS // 2
-    errors: Times = (times - true + span // 2) % span - span // 2
-    return errors
+    late: Times = (times - quanta * QUANTUM_NS + _EARLIEST_NS) % span - _EARLIEST_NS
+    return late
 
 
 def _result(
@@ -165,12 +172,12 @@ def _pyspy(session: Session, directory: Path) -> ClockResult:
     for pid, _, _ in read_marks(directory / "spinners"):
         mine = (pids == pid) & (quanta >= 0)
         if mine.sum() >= _FEWEST_SAMPLES:
-            anchors.append(int(np.median(name_errors(times[mine], quanta[mine]))))
+            anchors.append(int(lateness(times[mine], quanta[mine]).min()))
             gaps.append(np.median(np.diff(np.sort(times[mine]))))
             used += int(mine.sum())
     if not anchors:
         return _missing(session, "pyspy", "too few samples of the program were recorded")
-    marks_ns = QUANTUM_NS / np.sqrt(12 * used / len(anchors))
+    marks_ns = QUANTUM_NS / (used / len(anchors))
     return _result(
         "pyspy", used, np.asarray(anchors), float(marks_ns), _clocks(session, "pyspy"), float(np.median(gaps))
     )

@@ -19,6 +19,8 @@ from recording_helpers import MADE, PERFSCOPE, wait_for
 
 from perfscope.model.session import Session
 
+POWERLESS = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+"""Root in name only."""
 COUNTER_PY = """
 import itertools, pathlib, time
 for i in itertools.count():
@@ -153,8 +155,7 @@ def test_a_process_of_another_user_without_rights(tmp_path: Path) -> None:
     try:
         wait_for(lambda: Path(f"/proc/{target.pid}/comm").read_text() == "sleep\n")
         done = subprocess.run(
-            ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]  # root in name only
-            + [*PERFSCOPE, "record", "-d", "5", "-p", str(target.pid), "-o", tmp_path / "s"],
+            [*POWERLESS, *PERFSCOPE, "record", "-d", "5", "-p", str(target.pid), "-o", tmp_path / "s"],
             capture_output=True,
             text=True,
         )

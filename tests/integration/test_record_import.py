@@ -1,0 +1,63 @@
+"""Files of other profilers become one session."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from recording_helpers import PERFSCOPE
+
+from perfscope.model.session import Session
+
+PROGRAM = "import time\ndef busy():\n    end = time.time() + 20\n    while time.time() < end: pass\nbusy()\n"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One file of each format that py-spy writes, of a program in `busy`."""
+    place = tmp_path_factory.mktemp("pyspy")
+    (place / "busy.py").write_text(PROGRAM)
+    target = subprocess.Popen([sys.executable, place / "busy.py"])
+    made = {}
+    for kind in ("chrometrace", "raw", "speedscope"):
+        made[kind] = place / f"{kind}.out"
+        command = ["py-spy", "record", "-p", str(target.pid), "-d", "1", "-f", kind, "-o", str(made[kind])]
+        subprocess.run([str(Path(sys.executable).parent / command[0]), *command[1:]], check=True, capture_output=True)
+    target.kill()
+    target.wait()
+    return made
+
+
+def _import(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*PERFSCOPE, "import", *map(str, arguments)], capture_output=True, text=True)
+
+
+def test_several_files_become_one_session_told_apart_by_content(files: dict[str, Path], tmp_path: Path) -> None:
+    done = _import(*files.values(), "-o", tmp_path / "s")
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 's'}\n"), done.stderr
+    session = Session.open(tmp_path / "s")
+    assert len(session.info.collectors) == 3
+    assert {report.status for report in session.info.collectors.values()} <= {"ok", "partial"}
+    assert "busy" in {frame.function for frame in session.stacks.frames}
+    assert session.info.stop_ns >= session.info.start_ns
+
+
+def test_what_cannot_be_read_is_said_beside_what_can(files: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    done = _import(files["raw"], tmp_path / "empty", "-o", tmp_path / "s")
+    assert done.returncode == 0
+    failed = [r for r in Session.open(tmp_path / "s").info.collectors.values() if r.status == "failed"]
+    assert [report.why for report in failed] == [f"{tmp_path / 'empty'}: empty"]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\x00" * 10_000, b"PK\x03\x04 something else", b"{}", b"[1, 2]"])
+def test_nothing_readable_is_an_error_and_no_session(content: bytes | None, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    if content is not None:
+        file.write_bytes(content)
+    done = _import(file, "-o", tmp_path / "s")
+    assert done.returncode == 2, done.stderr
+    assert str(file) in done.stderr and "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("s*"))
