@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import threading
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -74,7 +73,8 @@ def explain(output: str) -> Failure | None:
 
 
 class Instance:
-    """A py-spy at work. Its output is drained by a thread of its own, so that neither side ever blocks the other.
+    """A py-spy at work. What it says goes to a file beside its output: a pipe whose reader is killed would end it
+    before it has written what it saw.
 
     began_ns, ended_ns: around its life, on CLOCK_MONOTONIC. samples, errors: by its own count, None until it is done.
     until_ns: where its process became another program, whose stacks it can't read. sampling_cpu_ns: CPU time without
@@ -108,39 +108,42 @@ class Instance:
             argv.append("--nonblocking")
         self._offset = realtime_offset()
         self.began_ns = time.monotonic_ns()
+        log = output.with_suffix(".log")
         try:
-            self._popen = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "RUST_LOG": "py_spy=info", "RUST_BACKTRACE": "0"},
-                start_new_session=True,  # a Ctrl-C of the terminal is for the target alone
-            )
+            with log.open("wb") as stream:
+                self._popen = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, "RUST_LOG": "py_spy=info", "RUST_BACKTRACE": "0"},
+                    start_new_session=True,  # a Ctrl-C of the terminal is for the target alone
+                )
+            self._log = log.open("rb")
         except OSError as error:
-            raise CollectorError(f"py-spy can't be started: {error.strerror}") from None
-        self._drain = threading.Thread(target=self._read_output, name=f"py-spy-{pid}", daemon=True)
-        self._drain.start()
+            raise CollectorError(f"py-spy can't be started: {error.filename}: {error.strerror}") from None
+        self._rest = b""
 
     @property
     def own_pid(self) -> int:
         return self._popen.pid
 
-    def _read_output(self) -> None:
-        assert self._popen.stdout is not None
-        with self._popen.stdout as stream:
-            for raw in stream:
-                line = raw[:2000].decode("utf-8", "replace")
-                if self.clock is None and (match := _CONFIG.match(line)):
-                    self.clock = self._anchor(match, time.monotonic_ns())
-                elif self.sampling_ns is None and "Sampling process" in line:
-                    self.sampling_ns = time.monotonic_ns()
-                elif match := _WROTE.search(line):
-                    self.samples, self.errors = int(match[1]), int(match[2])
-                elif "behind in sampling" in line:
-                    self._behind += 1
-                if line.strip() and not line.startswith(" "):
-                    self._words.append(line)
+    def _read_log(self) -> None:
+        """Takes in what py-spy has said since the last time."""
+        now = time.monotonic_ns()
+        *lines, self._rest = (self._rest + self._log.read()).split(b"\n")
+        for raw in lines:
+            line = raw[:2000].decode("utf-8", "replace")
+            if self.clock is None and (match := _CONFIG.match(line)):
+                self.clock = self._anchor(match, now)
+            elif self.sampling_ns is None and "Sampling process" in line:
+                self.sampling_ns = now
+            elif match := _WROTE.search(line):
+                self.samples, self.errors = int(match[1]), int(match[2])
+            elif "behind in sampling" in line:
+                self._behind += 1
+            if line.strip() and not line.startswith(" "):
+                self._words.append(line)
 
     def _anchor(self, match: re.Match[str], seen_ns: int) -> ClockMap:
         """Clock map from the log line, whose wall-clock stamp is turned with an offset measured around this moment.
@@ -198,13 +201,14 @@ class Instance:
             done, status, usage = os.wait4(self.own_pid, os.WNOHANG)
         except ChildProcessError:
             done, status, usage = self.own_pid, 0, None
+        self._read_log()
         if done == 0:
             return True
         self._popen.returncode = os.waitstatus_to_exitcode(status)
         if usage is not None:
             self.cpu_ns = round((usage.ru_utime + usage.ru_stime) * 1e9)
         self.ended_ns = time.monotonic_ns()
-        self._drain.join(2)
+        self._log.close()
         return False
 
     def interrupt(self) -> None:
@@ -220,7 +224,7 @@ class Instance:
                 self._send(signal.SIGKILL)
                 self._popen.wait()
                 self.ended_ns = time.monotonic_ns()
-                self._drain.join(2)
+                self._log.close()
                 return False
             time.sleep(0.002)
         return True
@@ -235,7 +239,7 @@ class Instance:
 
     def failure(self) -> Failure:
         """Why it ended without its file."""
-        output = "".join(self._words)
+        output = "\n".join(self._words)
         code = self._popen.returncode
         if code is not None and code < 0:
             return Failure(f"py-spy was killed by {signal.Signals(-code).name}")
