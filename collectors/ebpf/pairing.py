@@ -150,7 +150,8 @@ def _pair_piece(carry: Records, events: Records) -> tuple[Records, Records]:
 
 def _alive_before(marker: Index, kind: npt.NDArray[np.uint8], first: Index) -> npt.NDArray[np.bool_]:
     previous = _before(marker, first)
-    return (previous >= 0) & (kind[previous] != DEATH)
+    alive: npt.NDArray[np.bool_] = (previous >= 0) & (kind[previous] != DEATH)
+    return alive
 
 
 def _fill_off(target: Records, rows: Records, from_: Index, wake: Index, until: Index) -> None:

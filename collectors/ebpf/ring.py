@@ -26,7 +26,7 @@ class Ring(Protocol):
 
 
 class MappedRing:
-    """Reads the ring's memory, one copy a drain. Python has no memory barriers: x86-64 only, where loads are ordered."""
+    """Reads the ring's memory, one copy a drain. Python has no memory barriers: x86-64 only (ordered loads)."""
 
     def __init__(self, map_fd: int, size: int, record: int, path: Path) -> None:
         page = mmap.PAGESIZE

@@ -73,12 +73,13 @@ class SchedTable:
                     rows.append((tgid, tid, before.end_ns, 0, after.start_ns, LETTERS.index("X")))
             last = lives[-1]
             if last.never and last.complete and last.cpu_ns == 0 and last.end_ns is None:
-                code = int(state_codes(np.array([last.state]))[0])
-                rows.append((tgid, tid, last.start_ns, last.start_ns if code == 0 else 0, 0, code))
+                state = int(state_codes(np.array([last.state]))[0])
+                rows.append((tgid, tid, last.start_ns, last.start_ns if state == 0 else 0, 0, state))
         if rows:
             columns = [np.array(column, np.int64) for column in zip(*rows, strict=True)]
             none = np.zeros(len(rows), np.int64)
-            self._append(*columns[:5], columns[5].astype(np.int32), none, none - 1, none - 1)
+            pid, tids, off, wake, on, code = columns
+            self._append(pid, tids, off, wake, on, code.astype(np.int32), none, none - 1, none - 1)
 
     def _append(
         self,

@@ -119,6 +119,12 @@ TRACEPOINT_PROBE(syscalls, sys_exit_futex)
 	return 1;
 }
 
+static inline void put_block(struct block *b)
+{
+	if (blocks.ringbuf_output(b, sizeof(*b), 1))
+		lost.increment(1);
+}
+
 #define BLOCK_PROBE(name, when, more)						\
 TRACEPOINT_PROBE(block, name)							\
 {										\
@@ -132,8 +138,7 @@ TRACEPOINT_PROBE(block, name)							\
 	bpf_probe_read_kernel_str(b.rwbs, 8, (void *)args->rwbs);		\
 	bpf_get_current_comm(b.comm, 16);					\
 	more;									\
-	if (blocks.ringbuf_output(&b, sizeof(b), 1))				\
-		lost.increment(1);						\
+	put_block(&b);								\
 	return 1;								\
 }
 BLOCK_PROBE(BLOCK_START, start, )
