@@ -157,7 +157,7 @@ class Facts:
 
     @cached_property
     def innermost(self) -> dict[str, npt.NDArray[np.int32]]:
-        """Layer -> int32[stacks + 1]: the innermost stack at or above each whose frame is of the layer; ROOT if none."""
+        """Layer -> int32[stacks + 1]: the innermost stack at or above each whose frame is of it; ROOT if none."""
         stacks = self.stacks
         result = {}
         for layer in ("python", "java"):

@@ -28,8 +28,8 @@ def route(rounds):
 def work(end):
     while time.monotonic() < end:
         detokenize(24_000)
-        tokenize(16_000)
-        route(8_000)
+        tokenize(13_000)
+        route(6_000)
 
 
 end = time.monotonic() + 2.5
