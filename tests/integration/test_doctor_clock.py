@@ -76,7 +76,7 @@ def test_setting_the_wall_clock_moves_nothing(tmp_path: Path) -> None:
     assert abs(session.info.host["wall_clock"]["step_ns"] - 30_000_000_000) < 10_000_000
     for result in compare(session, marks, with_java=True):
         assert result.residual_us is not None, result.why
-        # py-spy is linked statically, so its own log keeps the old wall clock while ours has jumped: samplers that start
+        # py-spy is linked statically: its own log keeps the old wall clock while ours has jumped. Samplers that start
         # after the step can't be anchored to that line, and their recording must say so by a wider bound.
         assert result.stated_error_us is not None
         assert result.residual_us["p99"] <= max(GOALS_US[result.source], result.stated_error_us), result
