@@ -93,7 +93,7 @@ class Watcher:
 
     def scan(self, *, last: bool = False) -> None:
         """One look at everything. `last`: also reads what is otherwise read now and then (names)."""
-        began = time.monotonic_ns()
+        began, spent = time.monotonic_ns(), time.thread_time_ns()
         thorough = last or self._scans % _EXE_CHECKS_EVERY == 0
         found = self._walk()
         for pid in [p for p in self._live if p not in found]:
@@ -102,7 +102,7 @@ class Watcher:
             self._look(pid, thorough)
         self._scans += 1
         self._last_scan_ns = began
-        self.scan_cost_ns = time.monotonic_ns() - began
+        self.scan_cost_ns = time.thread_time_ns() - spent
 
     def write(self, writer: SessionWriter) -> None:
         """Says to the session all that was seen."""
