@@ -310,7 +310,7 @@ function expose(app, openMs, drawnAtMs) {
     get zoom() { return app.zoom.path.map((node) => node.label); },
     get focus() { return describe(app.flame.focus); },
     get matched() { return app.match && { ...app.match }; },
-    get layers() { return app.view.layerShares(); },
+    get kinds() { return app.view.kindSums(); },
     get frames() {
       const { flame } = app;
       return flame.rects.filter((rect) => rect.node).map((rect) => ({

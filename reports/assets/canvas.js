@@ -20,8 +20,10 @@ class Flame {
   readTheme() {
     const style = getComputedStyle(document.documentElement);
     const color = (name) => style.getPropertyValue("--" + name).trim();
-    this.colors = Object.fromEntries(LAYERS.map((layer) => [layer, [0, 1, 2, 3].map((i) =>
-      `color-mix(in oklab, ${color(layer)} ${100 - 7 * i}%, ${color("shade")})`)]));
+    // Four shades of each, so that neighbours are told apart; processes, threads and states have one.
+    const shades = (kind, base) => [0, 1, 2, 3].map((i) => /^(state|process|thread)/.test(kind) ? base
+      : `color-mix(in oklab, ${base} ${100 - 7 * i}%, ${color("shade")})`);
+    this.colors = Object.fromEntries(KINDS.map((kind) => [kind, shades(kind, color(kind))]));
     this.theme = Object.fromEntries(["ink", "ink-soft", "match", "rest", "stripe"].map((n) => [n, color(n)]));
   }
 
@@ -120,7 +122,7 @@ class Flame {
     const layer = rect.node.layer;
     const hit = this.mask && rect.node.parent && this.mask[rect.node.frame];
     c.globalAlpha = rect.faded ? 0.55 : this.mask && !hit ? 0.32 : 1;
-    c.fillStyle = this.colors[layer][hash(rect.node.frame)];
+    c.fillStyle = this.colors[rect.node.kind][hash(rect.node.frame)];
     c.fillRect(rect.x, y, w, h);
     if (layer === "state" && w > 6) this.hatch(c, rect.x, y, w, h);
     if (hit) {

@@ -1,7 +1,9 @@
 "use strict";
 // The data block (its form is documented in reports/flame.py), decoded into a Profile.
 
-const LAYERS = ["java", "python", "native", "kernel", "gpu", "state", "process", "thread"];
+const STATES = ["runnable", "disk", "lock", "gil", "gc", "stopped", "sleep", "other", "torn", "unsampled"];
+// What frames are told apart by colour: layers, and states of layer `state`. In the order of the legend.
+const KINDS = ["java", "python", "native", "kernel", "gpu", ...STATES.map((name) => "state-" + name), "process", "thread"];
 
 async function inflate(base64) {
   const bytes = Uint8Array.fromBase64
@@ -50,6 +52,8 @@ class Profile {
     this.timed = new Set(header.timed);
     this.edges = header.edges_ns;
     this.layer = header.frames.map((f) => f[0]);
+    this.kind = header.frames.map(([layer, label]) =>
+      layer !== "state" ? layer : "state-" + (Object.hasOwn(header.states, label) ? header.states[label] : "other"));
     this.rawLabel = header.frames.map((f) => f[1]);
     this.label = this.rawLabel.map(printable);
     this.file = header.frames.map((f) => f[2] && printable(f[2]));
@@ -58,6 +62,7 @@ class Profile {
     this.frame = columns.frame.map((f) => f - 1);
     this.line = columns.line.map((l) => l - 1);
     this.size = this.parent.length;
+    this.kinds = new Set(Array.from(this.frame, (f) => this.kind[f]));
     this.readWeights(columns);
     this.linkChildren();
   }

@@ -50,11 +50,12 @@ class View {
     return { all, inside };
   }
 
-  layerShares() {
-    const { frame, layer, size } = this.profile;
-    const shares = Object.fromEntries(LAYERS.map((name) => [name, 0]));
-    for (let i = 1; i < size; i++) if (this.self[i]) shares[layer[frame[i]]] += this.self[i];
-    return shares;
+  // Weight by the kind of frame that it ends in.
+  kindSums() {
+    const { frame, kind, size } = this.profile;
+    const sums = Object.fromEntries(KINDS.map((name) => [name, 0]));
+    for (let i = 1; i < size; i++) if (this.self[i]) sums[kind[frame[i]]] += this.self[i];
+    return sums;
   }
 
   // The node that the same frames lead to in this view, as far as they go.
@@ -151,6 +152,10 @@ class ViewNode {
 
   get layer() {
     return this.parent ? this.view.profile.layer[this.frame] : "process";
+  }
+
+  get kind() {
+    return this.parent ? this.view.profile.kind[this.frame] : "process";
   }
 
   // file:line of the heaviest node it stands for

@@ -72,15 +72,15 @@ class Strip {
     event.preventDefault();
   }
 
-  // Sums of the view's weight: one row a layer that the time ended in, one value a bucket, over the threads shown.
+  // Sums of the view's weight: one row a kind of frame that the time ended in, one value a bucket, over the threads shown.
   sums(view) {
-    const { node, bucket, weights } = this.profile.timeline, { layer, frame, threadOf } = this.profile;
+    const { node, bucket, weights } = this.profile.timeline, { kind, frame, threadOf } = this.profile;
     const values = weights[view.weight], { threads } = view;
-    const sums = Object.fromEntries(LAYERS.map((name) => [name, new Float64Array(this.buckets)]));
+    const sums = Object.fromEntries(KINDS.map((name) => [name, new Float64Array(this.buckets)]));
     if (values) {
       for (let i = 0; i < node.length; i++) {
         const at = node[i];
-        if (!threads || threads.has(threadOf[at])) sums[layer[frame[at]] || "process"][bucket[i]] += values[i];
+        if (!threads || threads.has(threadOf[at])) sums[at ? kind[frame[at]] : "process"][bucket[i]] += values[i];
       }
     }
     return sums;
@@ -97,11 +97,11 @@ class Strip {
     c.setTransform(ratio, 0, 0, ratio, 0, 0);
     const [from, to] = this.ends, sums = this.sums(view);
     const base = new Float64Array(this.buckets);
-    const top = Math.max(1, ...base.map((_, i) => LAYERS.reduce((sum, layer) => sum + sums[layer][i], 0)));
+    const top = Math.max(1, ...base.map((_, i) => KINDS.reduce((sum, kind) => sum + sums[kind][i], 0)));
     const scale = (height - 3) / top, step = width / this.buckets;
-    for (const layer of LAYERS) {
-      c.fillStyle = color(layer);
-      sums[layer].forEach((sum, i) => {
+    for (const kind of KINDS) {
+      c.fillStyle = color(kind);
+      sums[kind].forEach((sum, i) => {
         if (!sum) return;
         c.globalAlpha = i >= from && i < to ? 1 : 0.25;
         base[i] += sum;

@@ -48,12 +48,15 @@ function showTooltip(rect, event) {
   box.style.top = (below + height > innerHeight ? Math.max(8, event.clientY - height - 12) : below) + "px";
 }
 
+// Kinds that the recording holds, with the share of the weight that ends in each.
 function showLegend(view) {
-  const shares = view.layerShares(), present = new Set(view.profile.layer);
-  $("legend").replaceChildren(...LAYERS.slice(0, 6).filter((layer) => present.has(layer)).map((layer) =>
-    element("li", { title: `Share of the weight that ends in a ${layer} frame` },
-      element("i", { className: "swatch sw-" + layer }), layer,
-      element("small", { textContent: percent(shares[layer], view.sum) }))));
+  const { kind, kinds, label } = view.profile, sums = view.kindSums();
+  $("legend").replaceChildren(...KINDS.filter((name) => kinds.has(name) && !/^(process|thread)$/.test(name)).map((name) => {
+    const text = !name.startsWith("state-") ? name
+      : name === "state-other" ? "other state" : label[kind.indexOf(name)].replace(/^\[(.*)\]$/, "$1");
+    return element("li", { title: "Share of the weight that ends in such a frame" },
+      element("i", { className: `swatch sw-${name}` }), text, element("small", { textContent: percent(sums[name], view.sum) }));
+  }));
 }
 
 function showCrumbs(zoom, go) {

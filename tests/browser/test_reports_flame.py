@@ -331,13 +331,16 @@ def test_clock_errors_and_losses_stand_in_sight(opened: Opened) -> None:
     assert opened.page.locator("#notes").is_visible()
 
 
-def test_the_legend_gives_each_layers_share(opened: Opened) -> None:
+def test_the_legend_gives_the_share_of_each_layer_and_state(opened: Opened) -> None:
     shares: dict[str, int] = defaultdict(int)
     for stack in helpers.server():
-        shares[stack.frames[-1].layer] += stack.wall
+        leaf = stack.frames[-1]
+        shares[leaf.label.strip("[]") if leaf.layer == "state" else leaf.layer] += stack.wall
     total = sum(shares.values())
-    for layer, value in shares.items():
-        entry = opened.page.locator("#legend li", has_text=layer)
+    assert set(shares) == {"python", "java", "native", "kernel", "waiting: GIL", "sleeping"}
+    assert opened.page.locator("#legend li").count() == len(shares)
+    for name, value in shares.items():
+        entry = opened.page.locator("#legend li", has_text=name)
         assert entry.locator("small").inner_text() == f"{100 * value / total:.1f} %"
 
 
@@ -399,7 +402,8 @@ def test_both_themes_are_readable(browser: Browser, tmp_path: Path, scheme: str)
         low, high = sorted((luminance(a), luminance(b)))
         return (high + 0.05) / (low + 0.05)
 
-    pairs = [("ink-soft", layer) for layer in ("java", "python", "native", "kernel", "gpu", "state")]
+    pairs = [("ink-soft", layer) for layer in ("java", "python", "native", "kernel", "gpu")]
+    pairs += [("ink-soft", f"state-{name}") for name in flame._STATES.values()]
     pairs += [("ink", "paper"), ("ink", "process"), ("ink", "thread"), ("muted", "paper"), ("warn", "warn-paper")]
     pairs += [("accent-ink", "accent"), ("match", "paper"), ("muted", "panel")]
     assert {pair: ratio for pair in pairs if (ratio := contrast(*pair)) < 4.5} == {}
