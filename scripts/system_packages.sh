@@ -43,8 +43,13 @@ packages=("${missing[@]%%|*}")
 if [ "$(id -u)" -eq 0 ] && have apt-get; then
   echo "installing: ${packages[*]}" >&2
   export DEBIAN_FRONTEND=noninteractive
-  apt-get update -qq
-  apt-get install -y -qq --no-install-recommends "${packages[@]}" >&2
+  log=$(mktemp)
+  trap 'rm -f "$log"' EXIT
+  { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${packages[@]}"; } >"$log" 2>&1 </dev/null || {
+    cat "$log" >&2
+    echo "apt-get failed; its output is above" >&2
+    exit 1
+  }
 else
   echo "not on this machine:" >&2
   printf '  %s\n' "${missing[@]/|/  for }" >&2
