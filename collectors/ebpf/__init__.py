@@ -69,7 +69,7 @@ class EbpfCollector(Collector):
             backend = self._backend = self._open()
             self.report.version = f"{backend.name} ({backend.version})"
             self.report.notes += backend.notes
-            self._drm = DrmEvents.open(self.context.raw, backend.name)
+            self._drm = DrmEvents.open(self.context.raw)
             self.report.notes += self._drm.notes
             self._start_ns = time.monotonic_ns()
             self._follow_trees(root_pids)
@@ -117,9 +117,7 @@ class EbpfCollector(Collector):
         if before is None:
             backend.forget(tid)
             return
-        self._initial.append(
-            threads.Life(pid, tid, now, name=procfs.comm(pid, tid), state=thread.state, before=before)
-        )
+        self._initial.append(threads.Life(pid, tid, now, name=procfs.comm(pid, tid), state=thread.state, before=before))
 
     def process_started(self, process: procfs.Process) -> None:
         """Follows it if the kernel's fork events didn't, and finds where its CPython keeps the GIL."""
@@ -227,6 +225,7 @@ class EbpfCollector(Collector):
     def _complete(self, lives: threads.Lives, window: tables.Window, count: int) -> None:
         assert self._backend is not None
         losses = self._backend.losses()
+        losses.raws = self._drm.lost if self._drm is not None else 0
         report = self.report
         report.events = count
         report.lost_events = losses.events + losses.blocks + losses.untracked + losses.raws

@@ -96,9 +96,7 @@ class LibbpfBackend(Backend):
         self._threads.delete(struct.pack("<I", tid))
 
     def followed(self) -> list[tuple[int, int]]:
-        return [
-            (THREAD.unpack(value)[4], int.from_bytes(key, "little")) for key, value in self._threads.items()
-        ]
+        return [(THREAD.unpack(value)[4], int.from_bytes(key, "little")) for key, value in self._threads.items()]
 
     def drain(self) -> None:
         for ring in self._rings:

@@ -72,9 +72,7 @@ class Buffer:
         if head == tail:
             return None
         begin, end = tail & (self._size - 1), head & (self._size - 1)
-        data = (
-            self._data[begin:end].copy() if begin < end else np.concatenate([self._data[begin:], self._data[:end]])
-        )
+        data = self._data[begin:end].copy() if begin < end else np.concatenate([self._data[begin:], self._data[:end]])
         struct.pack_into("<Q", self._map, 1032, head)
         return self._samples(data)
 

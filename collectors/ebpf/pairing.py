@@ -244,5 +244,3 @@ def pair_blocks(source: Path, target: Path) -> None:
             if complete:
                 request["complete"], request["error"] = rows["complete"][at], rows["error"][at]
             file.write(request.tobytes())
-
-

@@ -122,9 +122,7 @@ class SchedTable:
         )
 
 
-def append_waits(
-    writer: SessionWriter, events: Records, window: Window, is_gil: Callable[[Records], Bools]
-) -> None:
+def append_waits(writer: SessionWriter, events: Records, window: Window, is_gil: Callable[[Records], Bools]) -> None:
     """Writes the WAIT records among `events` to `waits`."""
     chosen = events[events["kind"] == WAIT]
     start = np.maximum(chosen["a"].astype(np.int64), window.start_ns)
