@@ -34,14 +34,14 @@ def command(session: Path, form: str, fail_on: str | None, show_all: bool) -> in
     if form == "json":
         click.echo(json.dumps(diagnosis.to_json(), indent=1, ensure_ascii=False))
     elif form == "markdown":
-        from perfscope.reports import markdown
+        from perfscope.reports.markdown import diagnosis as as_markdown
 
-        click.echo(markdown.diagnosis(diagnosis, opened))
+        click.echo(as_markdown(diagnosis, opened))
     else:
         from rich.console import Console
 
-        from perfscope.reports import terminal
+        from perfscope.reports.terminal import print_diagnosis
 
-        terminal.print_diagnosis(diagnosis, opened, Console(), show_all)
+        print_diagnosis(diagnosis, opened, Console(), show_all)
     worst = max((f.severity for f in diagnosis.findings), default=None)
     return int(fail_on is not None and worst is not None and worst >= Severity.parse(fail_on))

@@ -426,6 +426,13 @@ def test_gc_within_its_goals_is_fine(tmp_path):
     assert made.verdict("gc-pause").verdict == "ok"
 
 
+def test_a_concurrent_collector_without_pauses_is_not_evaluable(tmp_path):
+    made = jvm(tmp_path)
+    made.thread(1, "main", [("running", 1000, ROOT)])
+    made.writer.append("jvm_events", [event("GarbageCollection", 100, 900, subject="ZGC", cause="Proactive")])
+    assert made.verdict("gc-pause").verdict == "not_evaluable"
+
+
 def test_jvm_allocation_names_the_place(tmp_path):
     made = jvm(tmp_path)
     parse = made.stack("Parser.parse", layer="java", file="Parser.java", line=9)
@@ -473,6 +480,14 @@ def test_every_rule_is_one_module_that_names_itself(rule):
 
     assert rule == import_module(RULES[rule]).RULE
     assert callable(load(rule))
+
+
+def test_losses_turn_a_pass_into_not_evaluable(made):
+    made.collectors["ebpf"] = CollectorReport(status="partial", events=900, lost_events=100)
+    made.thread(1, "main", [("running", 1000, ROOT)])
+    verdict = made.verdict("disk-wait")
+    assert verdict.verdict == "not_evaluable"
+    assert "ebpf lost 10.0 %" in verdict.why
 
 
 def test_findings_are_ranked_by_what_they_give_back(made):

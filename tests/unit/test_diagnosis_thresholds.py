@@ -15,7 +15,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "rules.md"
 
 def test_every_rule_has_thresholds_and_every_threshold_a_source():
     thresholds = defaults()
-    assert set(thresholds) == {*RULES, "severity"}
+    assert set(thresholds) == {*RULES, "severity", "evaluation"}
     for group in thresholds.values():
         assert group
         for threshold in group.values():
@@ -87,7 +87,7 @@ def test_severity_follows_the_cut_offs():
 
 def test_the_documentation_names_every_rule_threshold_and_value():
     sections = dict(re.findall(r"^## `([a-z-]+)`\n(.*?)(?=^## |\Z)", DOCS.read_text(), re.M | re.S))
-    assert list(sections) == [*RULES, "severity"]
+    assert list(sections) == [*RULES, "severity", "evaluation"]
     for rule, group in defaults().items():
         rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", sections[rule], re.M))
         assert rows == {name: f"{t.value:g} {t.unit}" for name, t in group.items()}

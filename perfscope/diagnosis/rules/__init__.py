@@ -1,9 +1,10 @@
 """The rules, one module each. Adding one is its module, its thresholds, its section in docs/rules.md and one line here.
 
-A rule's module has `evaluate(facts, limits) -> Verdict`: facts are diagnosis.facts.Facts, limits the rule's own
-thresholds, and the verdict is flagged (with findings), ok (saying what was measured), or not_evaluable (naming the
-missing input and how to get it). A missing value is never 0 and never a pass. Findings leave `severity` at INFO; the
-engine sets it from gives_back_pct, except for rules that report no fault (INFORMATIVE).
+A rule's module has `RULE` (its id), `NEEDS` (the collectors it reads) and `evaluate(facts, limits) -> Verdict`: facts
+are diagnosis.facts.Facts, limits the rule's own thresholds, and the verdict is flagged (with findings), ok (saying what
+was measured), or not_evaluable (naming the missing input and how to get it). A missing value is never 0 and never a
+pass. Findings leave `severity` at INFO; the engine sets it from gives_back_pct, except for rules that report no fault
+(INFORMATIVE).
 """
 
 from __future__ import annotations
@@ -39,3 +40,9 @@ def load(rule: str) -> Rule:
     """The function of a rule."""
     evaluate: Rule = import_module(RULES[rule]).evaluate
     return evaluate
+
+
+def needs(rule: str) -> tuple[str, ...]:
+    """Names of the collectors a rule reads."""
+    collectors: tuple[str, ...] = import_module(RULES[rule]).NEEDS
+    return collectors

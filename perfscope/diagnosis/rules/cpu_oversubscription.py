@@ -17,6 +17,7 @@ from perfscope.merge.slices import RUNNABLE, RUNNING
 from perfscope.model.finding import Finding, Severity, Verdict
 
 RULE = "cpu-oversubscription"
+NEEDS = ("ebpf",)
 MEASURED = "sched (eBPF, exact)"
 
 

@@ -29,6 +29,7 @@ from perfscope.model.finding import Evidence, Finding, Severity, Verdict
 from perfscope.model.stacks import ROOT
 
 RULE = "disk-wait"
+NEEDS = ("ebpf",)
 MEASURED = "sched and block_io (eBPF, exact)"
 
 

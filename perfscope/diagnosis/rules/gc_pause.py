@@ -12,9 +12,11 @@ from perfscope.diagnosis.describe import against, flame, not_evaluable, observed
 from perfscope.diagnosis.facts import Facts
 from perfscope.diagnosis.intervals import Int64, union
 from perfscope.diagnosis.thresholds import Limits
+from perfscope.merge.sources import gc_pauses
 from perfscope.model.finding import Finding, Severity, Verdict, Where
 
 RULE = "gc-pause"
+NEEDS = ("jfr",)
 MEASURED = "jvm_events (JFR GC pauses)"
 
 
@@ -24,9 +26,13 @@ def evaluate(facts: Facts, limits: Limits) -> Verdict:
         return not_evaluable(RULE, "no Java process in this session")
     if gap := facts.collector_gap("jfr"):
         return not_evaluable(RULE, gap[0], gap[1])
-    findings, seen = [], []
+    findings, seen, missing = [], [], []
     for pid in pids:
-        start, end = pauses(facts, pid)
+        paused = pauses(facts, pid)
+        if paused is None:
+            missing.append(f"pid {pid}: a concurrent collector ran and none of its pauses was recorded")
+            continue
+        start, end = paused
         share = 100 * int((end - start).sum()) / facts.elapsed_ns if facts.elapsed_ns else 0.0
         longest = float((end - start).max()) / 1e6 if len(start) else 0.0
         seen.append(f"pid {pid}: {len(start)} pauses, {share:.1f} % of the recording, longest {longest:.1f} ms")
@@ -34,23 +40,22 @@ def evaluate(facts: Facts, limits: Limits) -> Verdict:
             findings.append(_finding(facts, limits, pid, start, end, share, longest))
     if findings:
         return Verdict(RULE, "flagged", "; ".join(seen), tuple(findings))
+    if missing:
+        return not_evaluable(RULE, "; ".join(missing), "a JFR recording with jdk.GCPhasePause enabled")
     return ok(RULE, "; ".join(seen))
 
 
-def pauses(facts: Facts, pid: int) -> tuple[Int64, Int64]:
+def pauses(facts: Facts, pid: int) -> tuple[Int64, Int64] | None:
     """Stop-the-world pauses of a JVM within the recording: disjoint intervals, in order.
 
-    GCPhasePause events are the pauses themselves. A GarbageCollection event of a concurrent collector spans more than
-    its pauses, so it stands for them only where no phase was recorded.
+    None if it collected, but with a concurrent collector of which no pause was recorded.
     """
-    rows = facts.rows("jvm_events", pid=pid, type="GCPhasePause")
-    if not rows.num_rows:
-        rows = facts.rows("jvm_events", pid=pid, type="GarbageCollection")
-    start = rows["time_ns"].to_numpy()
-    end = start + rows["duration_ns"].to_numpy()
-    return union(
-        np.clip(start, facts.info.start_ns, facts.info.stop_ns), np.clip(end, facts.info.start_ns, facts.info.stop_ns)
-    )
+    found = gc_pauses(facts.session).get(pid)
+    if found is None:
+        none = np.empty(0, np.int64)
+        return None if facts.rows("jvm_events", pid=pid, type="GarbageCollection").num_rows else (none, none)
+    start, end = (np.clip(t, facts.info.start_ns, facts.info.stop_ns) for t in (found.start, found.end))
+    return union(start, end)
 
 
 def _finding(facts: Facts, limits: Limits, pid: int, start: Int64, end: Int64, share: float, longest: float) -> Finding:

@@ -31,6 +31,7 @@ from perfscope.model.finding import Evidence, Finding, Severity, Verdict
 from perfscope.model.stacks import ROOT, Frame
 
 RULE = "gil-contention"
+NEEDS = ("ebpf",)
 MEASURED = "waits (eBPF futex, exact) while a thread of the process ran"
 _ENOUGH_GIL_SAMPLES = 30
 

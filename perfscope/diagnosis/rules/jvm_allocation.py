@@ -20,6 +20,7 @@ from perfscope.model.finding import Finding, Severity, Verdict, Where
 from perfscope.model.stacks import ROOT, Frame
 
 RULE = "jvm-allocation"
+NEEDS = ("ebpf", "jfr")
 MEASURED = "jvm_events (JFR allocation samples)"
 EVENTS = ["ObjectAllocationSample", "ObjectAllocationInNewTLAB", "ObjectAllocationOutsideTLAB"]
 
@@ -110,9 +111,10 @@ def _process(facts: Facts, limits: Limits, pid: int) -> Finding | str | None:
 def _gain(facts: Facts, pid: int, frame: Frame) -> float:
     running, stacks = facts.slices([RUNNING], [pid])
     inside = running.where(_on_stack(facts, frame)[stacks])
-    start, end = pauses(facts, pid)
-    paused = 100 * int((end - start).sum()) / facts.elapsed_ns
-    return min(100.0, facts.ceiling_pct(inside, work_stays=False) + paused)
+    gain = facts.ceiling_pct(inside, work_stays=False)
+    if (paused := pauses(facts, pid)) is not None:
+        gain += 100 * int((paused[1] - paused[0]).sum()) / facts.elapsed_ns
+    return min(100.0, gain)
 
 
 def _on_stack(facts: Facts, frame: Frame) -> npt.NDArray[np.bool_]:

@@ -39,6 +39,7 @@ from perfscope.model.finding import Evidence, Finding, Severity, Verdict
 from perfscope.model.stacks import ROOT
 
 RULE = "lock-contention"
+NEEDS = ("ebpf", "jfr")
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from perfscope.model.finding import Finding, Severity, Verdict
 from perfscope.model.stacks import ROOT
 
 RULE = "python-hotspot"
+NEEDS = ("ebpf", "pyspy")
 MEASURED = "samples (py-spy) on a CPU (sched, exact)"
 
 

@@ -14,6 +14,7 @@ from perfscope.merge.slices import RUNNING, SLEEP
 from perfscope.model.finding import Finding, Severity, Verdict, Where
 
 RULE = "sleep-or-idle"
+NEEDS = ("ebpf",)
 MEASURED = "sched (eBPF, exact)"
 
 
