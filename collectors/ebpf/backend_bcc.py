@@ -55,13 +55,13 @@ class BccBackend(UnpairedBackend):
             raise CollectorError("tracefs is not mounted, or not readable for this user", hint=tracefs.MOUNT_HINT)
         source = probes.path("bpf", "event.h").read_text() + probes.path("bpf", "tracepoints.bcc.c").read_text()
         try:
-            self._bpf = self._bcc.BPF(text=source.replace("BLOCK_START", start))
+            self._bpf = self._bcc.BPF(text=source.replace("BLOCK_START", start).encode())
         except Exception as error:  # noqa: BLE001 - bcc raises bare Exception for anything that fails
             raise CollectorError(f"bcc can't compile or attach here: {error}", hint=HEADERS_HINT) from None
         self._new_events, self._new_blocks = directory / "events.new", directory / "blocks.new"
         self._rings = [
-            open_ring(self._bpf["events"].map_fd, 32 << 20, EVENT.itemsize, self._new_events),
-            open_ring(self._bpf["blocks"].map_fd, 4 << 20, BLOCK.itemsize, self._new_blocks),
+            open_ring(self._bpf[b"events"].map_fd, 32 << 20, EVENT.itemsize, self._new_events),
+            open_ring(self._bpf[b"blocks"].map_fd, 4 << 20, BLOCK.itemsize, self._new_blocks),
         ]
         self._losses: Losses | None = None
 
@@ -72,7 +72,7 @@ class BccBackend(UnpairedBackend):
     def follow(self, thread: Thread) -> bool:
         if not super().follow(thread):
             return False
-        self._bpf["followed"][c.c_uint(thread.tid)] = c.c_uint(1)
+        self._bpf[b"followed"][c.c_uint(thread.tid)] = c.c_uint(1)
         return True
 
     def take(self) -> None:
@@ -106,7 +106,7 @@ class BccBackend(UnpairedBackend):
             self._bpf.detach_tracepoint(name)
 
     def _count(self) -> Losses:
-        lost = self._bpf["lost"]
+        lost = self._bpf[b"lost"]
         return Losses(lost[0].value, lost[1].value)
 
     def losses(self) -> Losses:

@@ -1,0 +1,425 @@
+"""The kernel's events of real programs, against /proc's own accounting and against each other's backend."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow.compute as pc
+import pytest
+
+from perfscope import procfs
+from perfscope.collectors.base import Context, Options
+from perfscope.collectors.ebpf import EbpfCollector
+from perfscope.model.info import SessionInfo
+from perfscope.model.session import Session, SessionWriter
+
+BACKENDS = ("libbpf", "bcc", "perf")
+TRACEFS = Path("/sys/kernel/tracing/events")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tracefs() -> None:
+    if not TRACEFS.is_dir():
+        subprocess.run(["mount", "-t", "tracefs", "nodev", str(TRACEFS.parent)], check=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _headers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """bcc compiles against some kernel's headers; the fields it reads come from the running one."""
+    if Path(f"/lib/modules/{os.uname().release}/build/include").exists():
+        yield
+        return
+    merged = tmp_path_factory.mktemp("headers")
+    for tree in sorted(Path("/usr/src").glob("linux-headers-*"), key=lambda p: not p.name.endswith("-common")):
+        subprocess.run(["cp", "-asf", f"{tree}/.", str(merged)], check=True)
+    os.environ["BCC_KERNEL_SOURCE"] = str(merged)
+    yield
+    del os.environ["BCC_KERNEL_SOURCE"]
+
+
+class Waiting:
+    """A child that executes `argv` once `go` is called; collectors can follow it before its first instruction."""
+
+    def __init__(self, argv: list[str], stdin: int | None = None) -> None:
+        release, self._go = os.pipe()
+        script = "import os, sys; os.read(int(sys.argv[1]), 1); os.execvp(sys.argv[2], sys.argv[2:])"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", script, str(release), *argv],
+            pass_fds=[release],
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(release)
+
+    def go(self) -> None:
+        os.write(self._go, b"x")
+        os.close(self._go)
+
+
+def collector(tmp_path: Path, backend: str) -> tuple[EbpfCollector, SessionWriter]:
+    writer = SessionWriter(tmp_path / f"{backend}.perfscope")
+    context = Context(writer.raw / "ebpf", Options(ebpf_backend=backend), lambda key, argv: None, {os.getpid()})
+    return EbpfCollector(context), writer
+
+
+def finish(made: tuple[EbpfCollector, SessionWriter], start_ns: int, stop_ns: int) -> Session:
+    ebpf, writer = made
+    ebpf.stop()
+    ebpf.read(writer, start_ns, stop_ns)
+    return Session.open(writer.finish(SessionInfo(start_ns=start_ns, stop_ns=stop_ns)))
+
+
+def record(tmp_path: Path, argv: list[str], *backends: str) -> dict[str, tuple[EbpfCollector, Session]]:
+    """Records one run with several backends at once."""
+    child = Waiting(argv)
+    assert child.process.stdout is not None
+    made = {backend: collector(tmp_path, backend) for backend in backends}
+    try:
+        for ebpf, _ in made.values():
+            ebpf.start([child.process.pid])
+        start_ns = time.monotonic_ns()
+        child.go()
+        for line in child.process.stdout:  # a program that wants to be looked at says so and waits
+            if line == b"look\n" and (process := procfs.process(child.process.pid)) is not None:
+                for ebpf, _ in made.values():
+                    ebpf.process_started(process)
+                os.kill(process.pid, signal.SIGUSR1)
+        assert child.process.wait() == 0
+        return {name: (pair[0], finish(pair, start_ns, time.monotonic_ns())) for name, pair in made.items()}
+    finally:
+        child.process.kill()
+        child.process.wait()
+        child.process.stdout.close()
+        for ebpf, _ in made.values():
+            ebpf.stop()
+
+
+MIXED = """
+import os, subprocess, sys, threading, time
+def spin(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end: pass
+threads = [threading.Thread(target=spin, args=(.05,)) for _ in range(3)]
+for t in threads: t.start()
+for t in threads: t.join()
+time.sleep(.02)
+for _ in range(5): subprocess.run(["true"], check=True)
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)
+for i in range(20):
+    os.pwrite(fd, bytes(8192), i * 65536); os.fsync(fd)
+os.unlink(sys.argv[1])
+"""
+
+
+def rows(session: Session, table: str, order: tuple[str, ...], drop: tuple[str, ...]) -> list[tuple[object, ...]]:
+    found = session.table(table).sort_by([(name, "ascending") for name in order]).drop_columns(list(drop))
+    return [tuple(row.values()) for row in found.to_pylist()]
+
+
+def test_all_backends_tell_the_same(tmp_path: Path) -> None:
+    """Three backends watch one run. Only their time stamps may differ, by the microseconds between their probes."""
+    argv = [sys.executable, "-c", MIXED, str(tmp_path / "file")]
+    recorded = record(tmp_path, argv, *BACKENDS)
+    for ebpf, _ in recorded.values():
+        assert ebpf.report.status == "ok", ebpf.report.why
+        assert ebpf.report.lost_events == 0
+    sessions = {name: session for name, (_, session) in recorded.items()}
+    times = ("off_ns", "wake_ns", "on_ns")
+    sched = {name: rows(s, "sched", ("tid", "off_ns"), times) for name, s in sessions.items()}
+    assert len(sched["libbpf"]) > 20
+    assert sched["libbpf"] == sched["bcc"] == sched["perf"]
+    waits = {name: rows(s, "waits", ("tid", "start_ns"), ("start_ns", "end_ns")) for name, s in sessions.items()}
+    assert len(waits["libbpf"]) > 3
+    assert waits["libbpf"] == waits["bcc"] == waits["perf"]
+    blocks = {}
+    for name, s in sessions.items():
+        mine = s.table("block_io").filter(s.table("block_io")["in_target"])
+        blocks[name] = Counter(
+            (r["tid"], r["device"], r["sector"], r["bytes"], r["operation"], r["flags"], r["error"])
+            for r in mine.to_pylist()
+        )
+    assert blocks["libbpf"].total() >= 20
+    assert blocks["libbpf"] == blocks["bcc"] == blocks["perf"]
+    threads = {
+        name: {(t["pid"], t["tid"], t["name"]) for t in s.table("threads").to_pylist()} for name, s in sessions.items()
+    }
+    assert len(threads["libbpf"]) >= 9  # itself, 3 threads, 5 children
+    assert threads["libbpf"] == threads["bcc"] == threads["perf"]
+    for session in sessions.values():
+        assert all(session.table("threads")["sched_complete"].to_pylist())
+
+
+def cpu_by_sched(session: Session, tid: int) -> int:
+    """ns on a CPU: observed time less the intervals off it."""
+    (thread,) = [t for t in session.table("threads").to_pylist() if t["tid"] == tid]
+    assert thread["sched_complete"]
+    off = [r for r in session.table("sched").to_pylist() if r["tid"] == tid]
+    lost = sum((thread["end_ns"] if r["on_ns"] is None else r["on_ns"]) - r["off_ns"] for r in off)
+    return int(thread["end_ns"] - thread["start_ns"] - lost)
+
+
+BUSY = """
+import signal, threading, time, sys
+def spin(share):
+    while True:
+        end = time.thread_time() + share / 50
+        while time.thread_time() < end: pass
+        time.sleep((1 - share) / 50)
+threading.Thread(target=spin, args=(.2,), daemon=True).start()
+threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+print("ready", flush=True)
+spin(.4)
+"""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_cpu_time_of_running_threads_is_the_schedulers(tmp_path: Path, backend: str) -> None:
+    """Attached to a running process: threads that run, that mostly sleep, and that sleep from before to after."""
+    target = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE)
+    made = collector(tmp_path, backend)
+    try:
+        assert target.stdout is not None
+        assert target.stdout.readline() == b"ready\n"
+        made[0].start([target.pid])
+        start_ns = time.monotonic_ns()
+        began = {tid: procfs.schedstat(target.pid, tid) for tid in procfs.threads(target.pid)}
+        used = 0
+        while used < 500_000_000:  # until the main thread has worked enough for 2 % to mean something
+            now = procfs.schedstat(target.pid)
+            first = began[target.pid]
+            assert now is not None and first is not None
+            used = now.cpu_ns - first.cpu_ns
+            made[0].tick()
+        session = finish(made, start_ns, time.monotonic_ns())
+        threads = session.table("threads").to_pylist()
+        assert len(threads) == 3
+        for thread in threads:
+            expected = thread["cpu_ns"]
+            assert abs(cpu_by_sched(session, thread["tid"]) - expected) <= 0.02 * expected + 2_000_000
+        sleeper = max(threads, key=lambda t: -t["cpu_ns"])
+        (row,) = [r for r in session.table("sched").to_pylist() if r["tid"] == sleeper["tid"]]
+        assert (row["state"], row["on_ns"], row["wake_ns"]) == ("S", None, None)
+    finally:
+        made[0].stop()
+        target.kill()
+        target.wait()
+        assert target.stdout is not None
+        target.stdout.close()
+
+
+GIL = """
+import signal, threading, time
+held = threading.Event()
+signal.signal(signal.SIGUSR1, lambda *_: held.set())
+print("look", flush=True)
+held.wait()
+end = time.monotonic() + .4
+def spin():
+    while time.monotonic() < end: sum(range(500))
+workers = [threading.Thread(target=spin) for _ in range(4)]
+for w in workers: w.start()
+for w in workers: w.join()
+lock = threading.Lock(); lock.acquire()
+def blocked():
+    with lock: pass
+t = threading.Thread(target=blocked); t.start()
+time.sleep(.3)
+lock.release(); t.join()
+"""
+
+
+def test_gil_waits_are_told_from_lock_waits(tmp_path: Path) -> None:
+    """Four threads share one GIL for 0.4 s: 3 x 0.4 s of waiting. One waits 0.3 s for the main thread's lock."""
+    ((ebpf, session),) = record(tmp_path, [sys.executable, "-c", GIL], "libbpf").values()
+    assert ebpf.report.status == "ok"
+    waits = session.table("waits").to_pylist()
+    threads = sorted(
+        (t for t in session.table("threads").to_pylist() if t["tid"] != t["pid"]), key=lambda t: t["start_ns"]
+    )
+    workers, blocked = {t["tid"] for t in threads[:4]}, threads[4]["tid"]
+    gil = sum(w["end_ns"] - w["start_ns"] for w in waits if w["kind"] == "gil" and w["tid"] in workers)
+    assert 0.7 * 1.2e9 < gil < 1.1 * 1.2e9
+    (longest,) = [w for w in waits if w["tid"] == blocked and w["end_ns"] - w["start_ns"] > 200_000_000]
+    assert longest["kind"] == "futex"
+    assert longest["result"] == 0
+    assert longest["waker_tid"] == next(iter(session.table("processes").to_pylist()))["pid"]
+
+
+def test_every_birth_and_death_is_seen(tmp_path: Path) -> None:
+    script = "for i in 1 2 3 4 5 6 7 8; do (true; true) & done; wait"
+    ((ebpf, session),) = record(tmp_path, ["sh", "-c", script], "libbpf").values()
+    processes = session.table("processes").to_pylist()
+    assert len(processes) == 9
+    (root,) = [p for p in processes if p["name"] == "sh" and p["ppid"] is None]
+    for child in processes:
+        if child is not root:
+            assert child["ppid"] == root["pid"]
+            assert root["start_ns"] < child["start_ns"] < child["end_ns"] < root["end_ns"]
+    newborn = session.table("sched").filter(pc.equal(session.table("sched")["state"], "N"))
+    assert newborn.num_rows == 8
+    assert ebpf.report.lost_events == 0
+
+
+def test_nothing_is_lost_at_full_switch_rate(tmp_path: Path) -> None:
+    """Each operation of the benchmark is two switches: 200,000 of them, on one CPU so that each really happens."""
+    argv = ["taskset", "-c", "0", "perf", "bench", "sched", "pipe", "-l", "100000"]
+    ((ebpf, session),) = record(tmp_path, argv, "libbpf").values()
+    assert ebpf.report.lost_events == 0
+    assert ebpf.report.status == "ok"
+    assert session.table("sched").num_rows >= 200_000
+
+
+def whole_disk_of(path: Path) -> str:
+    device = path.stat().st_dev
+    block = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
+    return block.parent.name if (block / "partition").exists() else block.name
+
+
+def diskstats(name: str) -> tuple[int, int]:
+    """Read requests completed and sectors read."""
+    for line in Path("/proc/diskstats").read_text().splitlines():
+        fields = line.split()
+        if fields[2] == name:
+            return int(fields[3]), int(fields[5])
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_block_totals_are_those_of_diskstats(tmp_path: Path, backend: str) -> None:
+    disk = whole_disk_of(tmp_path)
+    file = tmp_path / "data"
+    file.write_bytes(os.urandom(4 << 20))
+    fd = os.open(file, os.O_RDONLY | os.O_DIRECT)
+    os.fsync(fd)
+    made = collector(tmp_path, backend)
+    try:
+        made[0].start([])
+        start_ns = time.monotonic_ns()
+        before = diskstats(disk)
+        buffer = mmap.mmap(-1, 16384)
+        for offset in range(0, 4 << 20, 16384):
+            assert os.preadv(fd, [buffer], offset) == 16384
+        after = diskstats(disk)
+        session = finish(made, start_ns, time.monotonic_ns())
+    finally:
+        made[0].stop()
+        os.close(fd)
+    reads = [r for r in session.table("block_io").to_pylist() if r["operation"] == "read" and r["device"] == disk]
+    mine = [r for r in reads if r["pid"] == os.getpid()]
+    assert sum(r["bytes"] for r in mine) == 4 << 20
+    assert all(r["start_ns"] <= r["issue_ns"] <= r["complete_ns"] and r["error"] == 0 for r in mine)
+    # Others may read too: between the two looks at diskstats at least ours were counted, at most all recorded.
+    assert len(mine) <= after[0] - before[0] <= len(reads)
+    assert 8192 <= after[1] - before[1] <= sum(r["bytes"] for r in reads) // 512
+
+
+def loaded_programs() -> Counter[str]:
+    """Names of all BPF programs in the kernel, by bpf(2)."""
+    libc, number = ctypes.CDLL(None, use_errno=True), {"x86_64": 321, "aarch64": 280}[os.uname().machine]
+    names: Counter[str] = Counter()
+    current = 0
+    while True:
+        attr = (ctypes.c_uint32 * 32)(current)
+        if libc.syscall(number, 11, attr, 128) < 0:  # BPF_PROG_GET_NEXT_ID
+            return names
+        current = attr[1]
+        attr = (ctypes.c_uint32 * 32)(current)
+        fd = libc.syscall(number, 13, attr, 128)  # BPF_PROG_GET_FD_BY_ID
+        if fd < 0:
+            continue
+        info = ctypes.create_string_buffer(256)
+        attr = (ctypes.c_uint32 * 32)(fd, 256)
+        ctypes.memmove(ctypes.byref(attr, 8), ctypes.byref(ctypes.c_uint64(ctypes.addressof(info))), 8)
+        if libc.syscall(number, 15, attr, 128) == 0:  # BPF_OBJ_GET_INFO_BY_FD; the name is at 64
+            names[info.raw[64:80].split(b"\0")[0].decode()] += 1
+        os.close(fd)
+
+
+ATTACHED = """
+import os, sys
+from pathlib import Path
+from perfscope.collectors.base import Context, Options
+from perfscope.collectors.ebpf import EbpfCollector
+context = Context(Path(sys.argv[1]), Options(ebpf_backend="libbpf"), lambda k, a: None)
+EbpfCollector(context).start([os.getppid()])
+print("attached", flush=True)
+os.read(0, 1)
+"""
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """The kernel frees programs a grace period after their last descriptor closed; pytest's timeout is the limit."""
+    while not condition():
+        os.sched_yield()
+
+
+def test_nothing_stays_attached_after_kill_9(tmp_path: Path) -> None:
+    ours = ("on_switch", "on_waking", "on_sys_enter", "on_complete")
+    before = loaded_programs()
+    argv = [sys.executable, "-c", ATTACHED, str(tmp_path)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"attached\n"
+        during = loaded_programs()
+        assert all(during[name] > before[name] for name in ours)
+        child.kill()
+    wait_until(lambda: all(loaded_programs()[name] <= before[name] for name in ours))
+
+
+def test_works_without_tracefs_and_doctor_names_the_mount(tmp_path: Path) -> None:
+    """In a mount namespace of its own without tracefs: libbpf records all the same, perf says what it needs."""
+    script = f"""
+import os, sys
+from pathlib import Path
+from perfscope.collectors.base import Context, Options
+from perfscope.collectors.ebpf import EbpfCollector
+rows = {{c.what.split()[-1] if c.what == "tracefs" else c.what: c for c in EbpfCollector.check(Options())}}
+assert rows["tracefs"].fix == "mount -t tracefs nodev /sys/kernel/tracing", rows
+assert rows["backend libbpf (CO-RE)"].state == "ok", rows
+for backend in ("perf", "libbpf"):
+    c = EbpfCollector(Context(Path({str(tmp_path)!r}) / backend, Options(ebpf_backend=backend), lambda k, a: None))
+    try:
+        c.start([os.getppid()])
+        print(backend, "started")
+    except Exception as error:
+        print(backend, error.hint)
+    c.stop()
+"""
+    unmount = 'umount /sys/kernel/tracing; umount -l /sys/kernel/debug 2>/dev/null; exec "$@"'
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", unmount, "sh", sys.executable, "-c", script], capture_output=True, text=True
+    )
+    assert done.stdout.splitlines() == ["perf mount -t tracefs nodev /sys/kernel/tracing", "libbpf started"], (
+        done.stderr
+    )
+
+
+def test_auto_says_why_it_fell_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfscope.collectors.ebpf.backend_libbpf.BTF", tmp_path / "nothing")
+    from perfscope.collectors.ebpf.backend_libbpf import kernel_has
+
+    kernel_has.cache_clear()
+    made = collector(tmp_path, "auto")
+    made[0].start([])
+    session = finish(made, time.monotonic_ns(), time.monotonic_ns() + 1)
+    kernel_has.cache_clear()
+    assert session.table("sched").schema.names[0] == "pid"
+    assert str(made[0].report.version).startswith("bcc")
+    assert any("libbpf can't run here" in note for note in made[0].report.notes)
+
+
+def test_shipped_objects_are_what_the_source_gives(tmp_path: Path) -> None:
+    source = Path(__file__).parents[2] / "probes" / "bpf"
+    subprocess.run(["make", "-s", "-B", "-C", str(source), f"OUT={tmp_path}"], check=True)
+    for name in ("perfscope.bpf.o", "generic.bpf.o"):
+        assert (tmp_path / name).read_bytes() == (source / name).read_bytes(), f"make -C probes/bpf rebuilds {name}"
