@@ -15,11 +15,11 @@ from perfscope.clock import ClockMap
 from perfscope.collectors.base import Check, Collector, Context, Options
 from perfscope.collectors.jfr import attach, jvm
 from perfscope.collectors.jfr.chunk import JfrFile
-from perfscope.collectors.jfr.frames import CONSTANTS
 from perfscope.collectors.jfr.importer import fill_report
 from perfscope.collectors.jfr.jfrclock import measure
+from perfscope.collectors.jfr.kinds import CONSTANTS, WANTED
 from perfscope.collectors.jfr.recording import JvmRecording
-from perfscope.collectors.jfr.tables import WANTED, Tables
+from perfscope.collectors.jfr.tables import Tables
 from perfscope.errors import CollectorError, InputError
 from perfscope.model.session import SessionWriter
 from perfscope.procfs import Process

@@ -8,22 +8,6 @@ from typing import Any
 from perfscope.collectors.jfr.chunk import Chunk
 from perfscope.model.stacks import ROOT, Frame, StackTable
 
-CONSTANTS: dict[str, tuple[str, ...] | None] = {
-    "java.lang.Thread": ("osName", "osThreadId", "javaName"),
-    "java.lang.String": None,
-    "java.lang.Class": ("name",),
-    "jdk.types.StackTrace": ("truncated", "frames"),
-    "jdk.types.Method": ("type", "name"),
-    "jdk.types.Symbol": ("string",),
-    "jdk.types.FrameType": None,
-    "jdk.types.ThreadState": None,
-    "jdk.types.GCName": None,
-    "jdk.types.GCCause": None,
-    "jdk.types.GCWhen": None,
-    "jdk.types.VMOperationType": None,
-}
-"""Constants that the tables need, and their fields."""
-
 TRUNCATED = Frame("java", "[deeper frames not recorded]")
 """Outermost frame of a stack that JFR cut at its depth limit (64 unless the JVM was told otherwise)."""
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from perfscope.clock import ClockMap
 from perfscope.collectors.base import ImportResult
 from perfscope.collectors.jfr.chunk import Chunk, Header, JfrFile
-from perfscope.collectors.jfr.frames import CONSTANTS
-from perfscope.collectors.jfr.tables import WANTED, Tables
+from perfscope.collectors.jfr.kinds import CONSTANTS, WANTED
+from perfscope.collectors.jfr.tables import Tables
 from perfscope.model.info import CollectorReport
 from perfscope.model.session import SessionWriter
 

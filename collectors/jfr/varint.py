@@ -78,8 +78,11 @@ def string(b: Buffer, p: int) -> tuple[str | StringRef | None, int]:
     length, p = unsigned(b, p)
     if length > len(b) - p:
         raise MalformedError(f"string of {length} bytes or characters where {len(b) - p} are left", p)
-    if encoding in (3, 5):
+    if encoding in (3, 4, 5):
         raw = bytes(b[p : p + length])  # type: ignore[index]
+        if raw.isascii():  # in UTF-16 units too: then each unit is one byte
+            return raw.decode("ascii"), p + length
+    if encoding in (3, 5):
         return raw.decode("utf-8" if encoding == 3 else "latin-1", "replace"), p + length
     if encoding == 4:
         units = bytearray()
