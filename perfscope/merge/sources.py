@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from perfscope.merge import waits
-from perfscope.merge.intervals import Intervals, Ints, bounded, earliest_wins
+from perfscope.merge.intervals import FAR, Intervals, Ints, bounded, earliest_wins
 from perfscope.merge.slices import DISK, RUNNABLE, SLEEP, STOPPED
 from perfscope.merge.tables import NEVER, Columns, Grouped, ThreadInfo, codes, filled, stack_ids, thread_keys
 from perfscope.model.session import Session
@@ -107,25 +107,41 @@ def _block_io(piece: pa.Table) -> Columns:
 
 
 def gc_pauses(session: Session) -> dict[int, Intervals]:
-    """pid -> the time in which the JVM's collector had stopped the world.
+    """pid -> the time in which the JVM's threads stood still for its collector.
 
-    From GCPhasePause; where a JVM's recording has none, from the GarbageCollection events of collectors that
+    Each GCPhasePause with the safepoint around it: from SafepointBegin, when threads are told to stop, to the
+    end of SafepointEnd. Where a JVM's recording has no such phase: the GarbageCollection events of collectors that
     stop the world throughout.
     """
     table = session.table("jvm_events").select(["time_ns", "duration_ns", "pid", "type", "subject"])
-    phase = codes(table["type"], lambda s: s == "GCPhasePause") == 1
-    whole = codes(table["type"], lambda s: s == "GarbageCollection") == 1
-    whole &= codes(table["subject"], waits.stops_the_world, 1) == 1
+    kinds = ("GCPhasePause", "GarbageCollection", "SafepointBegin", "SafepointEnd")
+    kind = codes(table["type"], lambda s: kinds.index(s) if s in kinds else -1)
+    kind[(kind == 1) & (codes(table["subject"], waits.stops_the_world, 1) == 0)] = -1
     pids = table["pid"].to_numpy()
     start = bounded(table["time_ns"].to_numpy())
     end = start + bounded(table["duration_ns"].to_numpy())
     found: dict[int, Intervals] = {}
-    for pid in np.unique(pids[phase | whole]).tolist():
-        mine = (pids == pid) & phase
-        if not mine.any():
-            mine = (pids == pid) & whole
-        found[pid] = earliest_wins(start[mine], end[mine])
+    for pid in np.unique(pids[(kind == 0) | (kind == 1)]).tolist():
+        phases, whole, begins, ends = ((pids == pid) & (kind == k) for k in range(len(kinds)))
+        if not phases.any():
+            phases = whole
+        stopped = _around(start[phases], end[phases], np.sort(start[begins]), np.sort(end[ends]))
+        found[pid] = earliest_wins(*stopped)
     return found
+
+
+def _around(start: Ints, end: Ints, begins: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """Intervals widened to the safepoint around them; begins and ends of safepoints ascend and may be incomplete."""
+    edges = np.array([-FAR, FAR])
+    begins, ends = np.concatenate([edges[:1], begins, edges[1:]]), np.concatenate([edges[:1], ends, edges[1:]])
+    index = np.searchsorted(begins, start, "right")
+    begin, next_begin = begins[index - 1], begins[np.minimum(index, len(begins) - 1)]
+    index = np.searchsorted(ends, end)
+    until, last_until = ends[np.minimum(index, len(ends) - 1)], ends[np.maximum(index - 1, 0)]
+    return (
+        np.where((begin > -FAR) & (last_until <= begin), begin, start),
+        np.where((until < FAR) & (until <= next_begin), until, end),
+    )
 
 
 def disjoint(columns: Columns, keep: npt.NDArray[np.bool_] | None = None) -> Intervals:

@@ -271,6 +271,20 @@ def test_stopped_for_the_collector_only_if_it_blocked_for_it(sessions: Sessions)
     assert states({"sched": [asleep()], "jvm_events": [cycle]}, sessions)[SLEEP] == 40 * MS
 
 
+def test_a_pause_lasts_from_the_call_to_the_safepoint_to_its_end(sessions: Sessions) -> None:
+    """A slow safepoint: told to stop at 9 ms, collected from 40 to 45 ms, let go at 51 ms."""
+    events = [
+        {"tid": None, "type": "SafepointBegin", "time_ns": 9 * MS, "duration_ns": 30 * MS},
+        {"tid": None, "type": "GCPhasePause", "time_ns": 40 * MS, "duration_ns": 5 * MS},
+        {"tid": None, "type": "SafepointEnd", "time_ns": 46 * MS, "duration_ns": 5 * MS},
+    ]
+    assert states({"sched": [asleep()], "jvm_events": events}, sessions)[GC] == 40 * MS
+    # An earlier safepoint that has ended is not part of it, nor is a later one.
+    events[0] |= {"duration_ns": MS}
+    events.append({"tid": None, "type": "SafepointEnd", "time_ns": 11 * MS, "duration_ns": MS})
+    assert states({"sched": [asleep()], "jvm_events": events}, sessions)[SLEEP] == 40 * MS
+
+
 def test_a_look_while_blocked_speaks_for_the_whole_stretch(sessions: Sessions) -> None:
     thread = {"tid": 7, "start_ns": 0, "end_ns": 100 * MS, "sched_complete": True}
     sample = {"tid": 7, "time_ns": 11 * MS, "stack_id": 1, "source": "jfr"}
