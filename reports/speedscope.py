@@ -17,16 +17,21 @@ def document(tree: CallTree, weight: str) -> dict[str, Any]:
     """The JSON document. Weights are in ns, or plain counts for `samples`. Raises KeyError for an unknown weight."""
     parent, frame = tree.parent.tolist(), tree.frame.tolist()
     values: list[int] = tree.weights[weight].tolist()
-    paths: list[list[int]] = [[]] * len(parent)
     thread_of = [-1] * len(parent)
     by_thread: dict[int, list[int]] = {}
     for node in range(1, len(parent)):
-        paths[node] = [*paths[parent[node]], frame[node]]
         thread_of[node] = node if tree.frames[frame[node]].layer == "thread" else thread_of[parent[node]]
         if values[node]:
             by_thread.setdefault(thread_of[node], []).append(node)
 
-    def profile(name: str, nodes: list[int], skip: int) -> dict[str, Any]:
+    def path(node: int, below: int = 0) -> list[int]:
+        frames = []
+        while node > 0 and node != below:
+            frames.append(frame[node])
+            node = parent[node]
+        return frames[::-1]
+
+    def profile(name: str, nodes: list[int], below: int = 0) -> dict[str, Any]:
         weights = [values[node] for node in nodes]
         return {
             "type": "sampled",
@@ -34,18 +39,18 @@ def document(tree: CallTree, weight: str) -> dict[str, Any]:
             "unit": "none" if weight == "samples" else "nanoseconds",
             "startValue": 0,
             "endValue": sum(weights),
-            "samples": [paths[node][skip:] for node in nodes],
+            "samples": [path(node, below) for node in nodes],
             "weights": weights,
         }
 
     threads = sorted(by_thread.items(), key=lambda item: -sum(values[node] for node in item[1]))
     profiles = [
-        profile("; ".join(tree.frames[f].label for f in paths[thread]) or "no thread", nodes, len(paths[thread]))
+        profile("; ".join(tree.frames[f].label for f in path(thread)) or "no thread", nodes, thread)
         for thread, nodes in threads
     ]
     if len(profiles) != 1:
         every = [node for _, nodes in threads for node in nodes]
-        profiles.insert(0, profile(f"all threads ({weight})", every, 0))
+        profiles.insert(0, profile(f"all threads ({weight})", every))
     shared = []
     for item in tree.frames:
         entry = {"name": item.label}

@@ -234,7 +234,7 @@ class App {
 
   point(event) {
     const rect = event.type === "mouseleave" ? null : this.rectUnder(event);
-    showTooltip(rect, event);
+    showTooltip(rect, event, this.zoom);
     const node = rect && rect.node;
     if (this.flame.hover === node) return;
     this.flame.hover = node;

@@ -27,7 +27,7 @@ function showDetail(node) {
       ...where.map((text) => element("span", { textContent: text + " " }))));
 }
 
-function showTooltip(rect, event) {
+function showTooltip(rect, event, zoom) {
   const box = $("tooltip");
   box.hidden = !rect;
   if (!rect) return;
@@ -40,7 +40,7 @@ function showTooltip(rect, event) {
         ...rows.filter((row) => row[1]).flatMap((row) => row.map((textContent) => element("span", { textContent })))));
   } else {
     box.textContent = `${rect.count.toLocaleString("en")} frames too narrow to draw, ` +
-      `${percent(rect.value, rect.owner.view.sum)} of all together. Click to zoom in.`;
+      `${percent(rect.value, rect.owner.view.sum)} of all together.` + (rect.owner === zoom ? "" : " Click to zoom in.");
   }
   const { innerWidth, innerHeight } = window, { width, height } = box.getBoundingClientRect();
   const below = event.clientY + 18;

@@ -477,6 +477,29 @@ def test_a_narrow_window_needs_no_sideways_scrolling(browser: Browser, tmp_path:
     assert one.said == []
 
 
+def test_a_dense_screen_gets_as_many_pixels(browser: Browser, tmp_path: Path) -> None:
+    one = Opened(browser, tmp_path, helpers.build(helpers.server()), device_scale_factor=2)
+    for canvas in ("#flame", "#strip-canvas"):
+        inside, outside = one.page.locator(canvas).evaluate("c => [c.width, c.getBoundingClientRect().width]")
+        assert inside == 2 * outside
+    one.page.context.close()
+    assert one.said == []
+
+
+def test_what_is_too_narrow_to_draw_is_counted(browser: Browser, tmp_path: Path) -> None:
+    base = (helpers.frame("process", "p"), helpers.frame("thread", "t"))
+    wide = helpers.Stack((*base, helpers.frame("python", "wide")), 10**9, 10**9, 1)
+    tiny = [helpers.Stack((*base, helpers.frame("python", f"tiny {i}")), 100_000, 0, 1) for i in range(500)]
+    one = Opened(browser, tmp_path, helpers.build([wide, *tiny]))
+    assert len(one.frames()) == 4
+    at = one.frame("p", "t", "wide")
+    one.page.locator("#flame").hover(position={"x": at["width"] + 20, "y": at["y"] + 10})
+    text = one.page.locator("#tooltip").inner_text()
+    assert text.startswith(f"500 frames too narrow to draw, {100 * 0.05 / 1.05:.1f} % of all together.")
+    one.page.context.close()
+    assert one.said == []
+
+
 def test_a_tree_without_any_weight_says_so(browser: Browser, tmp_path: Path) -> None:
     tree = helpers.build([])
     empty = CallTree("empty", tree.frames, tree.parent, tree.frame, tree.line, {})
