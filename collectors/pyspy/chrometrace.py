@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.collectors.pyspy import frames as fr
-from perfscope.collectors.pyspy.textstream import Unsound, json_array, open_binary
+from perfscope.collectors.pyspy.textstream import MAX_JUNK, MAX_ROWS, MAX_STACKS, Unsound, json_array, open_binary
 from perfscope.model.stacks import ROOT, StackTable
 
 MAX_DEPTH = 4096
@@ -235,6 +235,10 @@ def read_chrometrace(path: Path, stacks: StackTable) -> Slices:
                         result.events += 1
                 else:
                     result.lost_events += 1
+                    if result.lost_events > max(MAX_JUNK, result.events):
+                        raise Unsound("most of it is no event of py-spy's", 0)
+                if len(stacks.parents) > MAX_STACKS or len(reader.columns) > 4 * MAX_ROWS:
+                    raise Unsound(f"more than {MAX_STACKS:,} distinct stacks or {MAX_ROWS:,} changes of them", 0)
         except Unsound as error:
             result.cut_at, result.cut_why = error.offset, str(error)
     return reader.finish()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from perfscope.model.stacks import Frame
 
 _NATIVE_SUFFIXES = (".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".hh", ".cu", ".cuh", ".rs", ".s", ".S", ".pyx", ".pxd")
+_LIBRARY = re.compile(r"\.so(\.[\d.]+)?$")
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+$")
 _THREAD = re.compile(r"thread \((\d+|0x[0-9a-fA-F]+)\)(?:: (.*))?$", re.DOTALL)
 _PROCESS = re.compile(r'process (\d+)(?::"(.*)")?$', re.DOTALL)
@@ -47,7 +48,7 @@ def is_python(filename: str, line: int | None) -> bool:
     """
     if filename.endswith(".py") or filename.startswith("<"):
         return True
-    return bool(line) and bool(filename) and not filename.endswith(_NATIVE_SUFFIXES) and ".so" not in filename
+    return bool(line) and bool(filename) and not filename.endswith(_NATIVE_SUFFIXES) and not _LIBRARY.search(filename)
 
 
 def make_frame(function: str, filename: str, line: int | None) -> Frame:

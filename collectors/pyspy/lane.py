@@ -40,17 +40,23 @@ class Lane:
         """All that were started, in that order."""
         return [*self.done, *self._retiring, *([self.current] if self.current else [])]
 
+    @property
+    def _pauses(self) -> bool:
+        return not self.gil and (self.context.options.native or self.context.options.blocking)
+
     def start(self, rate_hz: int) -> None:
-        self._count += 1
         kind = "gil.txt" if self.gil else "chrometrace.json"
+        self._count += 1
+        while (output := self.context.raw / f"{self.pid}-{self._count}.{kind}").with_suffix(".log").exists():
+            self._count += 1  # an earlier process had that pid
         options = self.context.options
         instance = Instance(
             self.pid,
             rate_hz,
-            self.context.raw / f"{self.pid}-{self._count}.{kind}",
+            output,
             gil=self.gil,
             native=options.native,
-            blocking=options.blocking or options.native,
+            blocking=self._pauses,
         )
         self.context.own_pids.add(instance.own_pid)
         self.context.guard(f"pyspy:{instance.own_pid}", ["kill", "-INT", str(instance.own_pid)])
@@ -62,7 +68,7 @@ class Lane:
         if old is None:
             return
         self._retiring.append(old)
-        if not self.gil and (self.context.options.native or self.context.options.blocking):
+        if self._pauses:
             old.interrupt()
             old.wait(time.monotonic_ns() + 5 * 10**9)
         self.start(rate_hz)
@@ -98,10 +104,16 @@ class Lane:
                 self._ended(old)
         if self.current is None and alive and self._failures < MAX_FAILURES and now >= self._retry_ns:
             self._retry_ns = now + RETRY_NS
-            if procfs.runtime(self.pid) == "python":
+            if self._ready():
                 self.start(rate_hz)
         elif current is not None and current is self.current and now - current.began_ns > SEGMENT_NS:
             self.replace(rate_hz)
+
+    def _ready(self) -> bool:
+        """Whether an attempt can succeed: on a Python process, and no stopped one that would have to be paused."""
+        stat = procfs.read_stat(self.pid)
+        stopped = stat is not None and stat.state in "Tt" and self._pauses
+        return not stopped and procfs.runtime(self.pid) == "python"
 
     def interrupt(self) -> None:
         for instance in self.instances():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfscope.collectors.pyspy import frames as fr
-from perfscope.collectors.pyspy.textstream import Unsound, chunks, open_binary
+from perfscope.collectors.pyspy.textstream import MAX_JUNK, MAX_ROWS, MAX_STACKS, Unsound, chunks, open_binary
 from perfscope.model.stacks import ROOT, StackTable
 
 MAX_LINE = 1 << 20
@@ -41,6 +41,10 @@ def read_raw(path: Path, stacks: StackTable) -> Counts:
                 *lines, rest = (rest + piece).split(b"\n")
                 for line in lines:
                     _line(line, stacks, result)
+                if result.lost_lines > max(MAX_JUNK, len(result.stack)):
+                    raise Unsound("most of its lines hold no stack and its count", 0)
+                if len(stacks.parents) > MAX_STACKS or len(result.stack) > MAX_ROWS:
+                    raise Unsound(f"more than {MAX_STACKS:,} distinct stacks or {MAX_ROWS:,} lines", 0)
                 if len(rest) > MAX_LINE:
                     raise Unsound(f"a line longer than {MAX_LINE >> 20} MiB", 0)
         except Unsound as error:

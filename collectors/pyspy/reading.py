@@ -89,7 +89,7 @@ class Reading:
         for (_, inner), name in slices.names.items():
             if inner >= 0:
                 self.writer.note_thread(target.process.pid, tids.get(inner, inner), name=name, named_by="python")
-        self._write(instance, rows, judge)
+        self._write(instance, rows, judge, last - first)
         if last > first:
             self._covered.append((max(first, self.start_ns), last))
         return first
@@ -109,7 +109,7 @@ class Reading:
         cut = dataclasses.replace(rows, start_ns=start, end_ns=end)
         return cut.select(end > start)
 
-    def _write(self, instance: Instance, rows: Timed, judge: TornJudge) -> None:
+    def _write(self, instance: Instance, rows: Timed, judge: TornJudge, span_ns: int) -> None:
         durations: I64 = rows.end_ns - rows.start_ns
         counts = share_out(instance.samples or 0, rows.tid, durations)
         if instance.native:
@@ -128,7 +128,9 @@ class Reading:
         self._life_ns += (instance.ended_ns or instance.began_ns) - instance.began_ns
         self.looks += int(counts.sum())
         self.errors += instance.errors or 0
-        self.late += max(0, round(expected) - int(counts.sum()))
+        # A failed look was in time, but would have shown each of the threads there were.
+        failed = (instance.errors or 0) * total / span_ns if span_ns > 0 else 0.0
+        self.late += max(0, round(expected - failed) - int(counts.sum()))
 
     def _gil(self, target: Target, instance: Instance, judge: TornJudge) -> None:
         counts = read_raw(instance.output, self.writer.stacks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,6 +20,12 @@ MAX_VALUE = 1 << 18
 """Longest single element of a streamed array, in characters. One of py-spy's is about 200."""
 MAX_WHOLE = 256 << 20
 """Largest file that is parsed in one piece (speedscope), in bytes after decompression."""
+_SPACE = re.compile(r"[ \t\r\n]*")
+MAX_JUNK = 100_000
+"""Elements or lines that make no sense, after which a file that holds more of these than of others is given up."""
+MAX_STACKS = 4_000_000
+"""Most distinct stacks kept (~1 GB). A real process has some thousands; a file made to exhaust memory ends here."""
+MAX_ROWS = 10_000_000
 
 
 class Unsound(Exception):
@@ -109,8 +116,7 @@ def json_array(stream: IO[bytes]) -> Iterator[Any]:
     def skip_space() -> str:
         nonlocal position
         while True:
-            while position < len(text) and text[position] in " \t\r\n":
-                position += 1
+            position = _SPACE.match(text, position).end()  # type: ignore[union-attr]  # it matches the empty text too
             if position < len(text):
                 return text[position]
             if not more():

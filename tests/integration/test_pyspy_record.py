@@ -286,6 +286,59 @@ def test_forks_and_late_starters_are_covered(tmp_path: Path, program: Callable[.
     assert recording.report.status == "ok", recording.report
 
 
+def test_ids_in_a_pid_namespace_are_the_hosts(tmp_path: Path, program: Callable[..., subprocess.Popen[str]]) -> None:
+    target = program(
+        "import threading, time\n"
+        "def nap(): print(threading.get_native_id(), flush=True); time.sleep(600)\n"
+        "threading.Thread(target=nap, name='napper').start(); time.sleep(600)\n",
+        command=("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable),
+    )
+    inner = int(line(target)[0])
+    recording = Recording(tmp_path)
+    recording.start(target.pid)
+    recording.until(lambda: bool(recording._known) and "python" in recording._known.values())
+    (child,) = procfs.children(target.pid)
+    recording.until(recording.sampled(child, 0.5))
+    threads = procfs.threads(child)
+    session = recording.finish()
+    napper = {r["tid"] for r in looks(session) if "nap" in r["names"]}
+    assert {r["tid"] for r in looks(session)} == set(threads) and {r["pid"] for r in looks(session)} == {child}
+    assert napper == set(threads) - {child} and inner not in threads
+
+
+def test_the_guards_command_makes_a_py_spy_write_and_end(
+    tmp_path: Path, program: Callable[..., subprocess.Popen[str]]
+) -> None:
+    target = program(MARKS)
+    line(target)
+    recording = Recording(tmp_path)
+    recording.start(target.pid)
+    recording.until(recording.sampled(target.pid, 0.3))
+    (running,) = recording.running(target.pid)
+    assert os.getsid(running.own_pid) == running.own_pid  # the terminal's Ctrl-C doesn't reach it
+    subprocess.run(recording.guarded[f"pyspy:{running.own_pid}"], check=True)
+    assert running.wait(time.monotonic_ns() + TIMEOUT_S * 10**9)
+    assert running.whole and running.output.stat().st_size > 100
+    recording.finish()
+
+
+def test_a_stopped_process_is_sampled_once_it_goes_on(
+    tmp_path: Path, program: Callable[..., subprocess.Popen[str]]
+) -> None:
+    target = program(MARKS)
+    line(target)
+    os.kill(target.pid, signal.SIGSTOP)
+    recording = Recording(tmp_path, Options(blocking=True))
+    recording.start(target.pid)
+    (stacks, _) = recording.collector._lanes()
+    recording.until(lambda: stacks.failure is not None)
+    assert stacks.failure is not None and "stopped" in stacks.failure.why
+    os.kill(target.pid, signal.SIGCONT)
+    recording.until(recording.sampled(target.pid, 0.3))  # it is taken up as soon as it goes on
+    assert looks(recording.finish())
+    assert recording.report.status == "ok" and any("--blocking" in note for note in recording.report.notes)
+
+
 def test_a_process_that_becomes_another_program_is_followed(
     tmp_path: Path, program: Callable[..., subprocess.Popen[str]]
 ) -> None:

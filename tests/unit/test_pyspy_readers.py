@@ -133,7 +133,7 @@ def test_native_frames_are_native_and_addresses_collapse_to_their_library() -> N
 
 
 @given(data=st.data(), threads=st.integers(1, 4), looks=st.integers(2, 25))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_what_py_spy_saw_is_what_is_read(data: st.DataObject, threads: int, looks: int) -> None:
     """Stacks written as py-spy writes them (changes only) come back as they were, to the microsecond."""
     frame = st.tuples(st.sampled_from(["f", "g;h", "a b 1", "</script>", "λ"]), st.integers(1, 3))
@@ -264,6 +264,25 @@ def test_raw_names_with_separators_survive(tmp_path: Path) -> None:
     assert result.report.lost_events == 1
 
 
+BOMBS = {
+    "spaces": b'[{"ph":1},' + b" " * (64 << 20),
+    "numbers": b'[{"ph":"M"}' + b",1" * (4 << 20),
+    "lines": b"f 1\n" + b"junk\n" * (8 << 20),
+    "one-line": b"f 1\n" + b"x" * (64 << 20),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_ends_early(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / "bomb.gz", gzip.compress(BOMBS[name], 1))
+    try:
+        result, _ = read(path)
+    except InputError as error:
+        assert str(path) in str(error)
+    else:
+        assert result.report.status == "partial"
+
+
 def mutated(data: bytes, seed: int) -> bytes:
     rng = random.Random(seed)
     content = bytearray(data)
@@ -285,7 +304,7 @@ def mutated(data: bytes, seed: int) -> bytes:
 
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda p: p.name)
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_damaged_files_give_an_error_or_a_sound_part(path: Path, seed: int) -> None:
     whole = path.read_bytes()
     content = mutated(gzip.decompress(whole) if path.suffix == ".gz" and seed % 2 else whole, seed)
