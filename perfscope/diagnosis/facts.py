@@ -44,6 +44,12 @@ class Facts:
         found = self.info.host.get("cpus_online")
         return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
 
+    @property
+    def cores_allowed(self) -> int | None:
+        """CPUs that perfscope, and so a command it started, was allowed to use; None if the session doesn't say."""
+        found = self.info.host.get("cpus_allowed", self.cores)
+        return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
+
     @cached_property
     def index(self) -> dict[tuple[int, int], int]:
         """(pid, tid) -> index into `threads`; the last one where a tid was used twice."""
@@ -183,6 +189,24 @@ class Facts:
         times, wakers = self._wakes.get(self.threads[thread].tid, (np.empty(0), np.empty(0)))
         last = int(np.searchsorted(times, end_ns, side="right")) - 1
         return int(wakers[last]) if last >= 0 and times[last] > start_ns else None
+
+    @cached_property
+    def _looks(self) -> dict[tuple[int, int], tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]]:
+        """(pid, tid) of a Python thread -> times of the first looks of its samples, ascending, and their stacks."""
+        rows = self.rows("samples", source=["pyspy", "austin"], torn=False)
+        pid, tid, time, stack = (c.to_numpy() for c in rows.select(["pid", "tid", "time_ns", "stack_id"]).drop_null())
+        order = np.lexsort((time, tid, pid))
+        keys = np.column_stack((pid, tid))[order]
+        new = np.flatnonzero(np.any(keys[1:] != keys[:-1], axis=1)) + 1
+        pieces = zip(np.split(keys, new), np.split(time[order], new), np.split(stack[order], new), strict=True)
+        return {(int(k[0, 0]), int(k[0, 1])): (times, stacks) for k, times, stacks in pieces if len(k)}
+
+    def look_within(self, thread: int, start_ns: int, end_ns: int) -> int | None:
+        """stack_id of the first look at a Python thread in [start_ns, end_ns); None if there was none."""
+        t = self.threads[thread]
+        times, stacks = self._looks.get((t.pid, t.tid), (np.empty(0), np.empty(0)))
+        first = int(np.searchsorted(times, start_ns))
+        return int(stacks[first]) if first < len(times) and times[first] < end_ns else None
 
     def looks_on_cpu(self, pid: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
         """(thread, stack_id, looks) of a Python process: how often a sampler saw each stack while it was on a CPU.

@@ -295,6 +295,7 @@ def test_wilson_against_published_values():
 
 @pytest.mark.parametrize(("previous", "words"), [(2, "its own threads"), (999, "other processes")])
 def test_oversubscription_says_who_had_the_cpu(made, previous, words):
+    made.cpus = 1
     made.thread(1, "a", [("running", 10, ROOT), ("runnable", 10, ROOT)] * 50)
     made.thread(2, "b", [("runnable", 10, ROOT), ("running", 10, ROOT)] * 50)
     made.writer.append("sched", [
@@ -309,6 +310,19 @@ def test_oversubscription_says_who_had_the_cpu(made, previous, words):
     assert value(finding, "runnable without a CPU") == 50
     assert value(finding, "runnable threads while") == 2
     assert finding.gives_back_pct == 50
+
+
+def test_a_thread_in_the_way_on_one_cpu_of_many_is_not_all_of_them(made):
+    made.cpus = 4
+    made.thread(1, "a", [("running", 10, ROOT), ("runnable", 10, ROOT)] * 50)
+    made.thread(2, "b", [("runnable", 10, ROOT), ("running", 10, ROOT)] * 50)
+    made.writer.append("sched", [
+        {"pid": PID, "tid": 1, "off_ns": START, "wake_ns": START, "on_ns": START + 10 * MS, "state": "R",
+         "waker_tid": None, "cpu": 0, "prev_tid": 2},
+    ])  # fmt: skip
+    (finding,) = made.verdict("cpu-oversubscription").findings
+    assert "other processes" in finding.title
+    assert value(finding, "CPUs that its own threads used") == 1
 
 
 def test_threads_beside_a_javas_program_are_not_its_own_want_of_cpus(tmp_path):
@@ -361,6 +375,17 @@ def test_waits_whose_wakers_never_wait_may_be_for_work(made):
     verdict = made.verdict("lock-contention")
     assert verdict.verdict == "not_evaluable"
     assert "lookup (serve.py:7)" in verdict.why
+
+
+def test_waits_for_work_are_known_by_the_looks_at_them(made):
+    """The stack in force may be of an earlier look; what was seen during waits at an address decides."""
+    contended(made)
+    get = Frame("python", "Queue.get", "/usr/lib/python3.11/queue.py", 171)
+    wait = Frame("python", "Condition.wait", "/usr/lib/python3.11/threading.py", 327)
+    stack = made.writer.stacks.stack([Frame("python", "main", "serve.py", 3), get, wait])
+    for n in range(20):
+        made.samples(1, stack, 1, at_ms=50 * n + 15)
+    assert made.verdict("lock-contention").verdict == "ok"
 
 
 def jvm(tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 
 from perfscope.diagnosis.describe import against, flame, not_evaluable, observed, ok, seconds, threads_text, where
 from perfscope.diagnosis.facts import Facts
-from perfscope.diagnosis.intervals import Intervals, union_ns
+from perfscope.diagnosis.intervals import Intervals, overlap_ns, union, union_ns
 from perfscope.diagnosis.thresholds import Limits
 from perfscope.merge.slices import RUNNABLE, RUNNING
 from perfscope.model.finding import Finding, Severity, Verdict
@@ -42,10 +42,11 @@ def evaluate(facts: Facts, limits: Limits) -> Verdict:
     ]
     if facts.cores:
         evidence.append(observed("CPUs of the host", facts.cores, "CPUs", "session.json (host)"))
-    own = own_share_pct(facts)
+    own, used = own_share_pct(facts), _used_meanwhile(waiting, running)
+    evidence.append(observed("CPUs that its own threads used while at least one waited", used, "CPUs", MEASURED))
     if own is None:
         taker, advice = "", _OWN + "; if other programs hold the CPUs, move them away or use a larger host"
-    elif own >= 50:
+    elif own >= 50 and (facts.cores_allowed is None or used >= _MOST * facts.cores_allowed):
         taker, advice = "; its own threads had them", _OWN
     else:
         taker, advice = "; other processes had them", _OTHERS
@@ -96,6 +97,18 @@ def _of_the_program(facts: Facts, intervals: Intervals) -> Intervals:
     java = set(facts.pids("java"))
     beside = [i for i, t in enumerate(facts.threads) if t.pid in java and (t.name or "").startswith(_BESIDE)]
     return intervals.where(~np.isin(intervals.thread, beside))
+
+
+_MOST = 0.6
+"""Own threads are in their own way if they hold most CPUs; a single one that is waited for on its own CPU, while the
+others are taken, is not."""
+
+
+def _used_meanwhile(waiting: Intervals, running: Intervals) -> float:
+    """Number of CPUs that `running` used on average while at least one interval of `waiting` lasted."""
+    during = union(waiting.start_ns, waiting.end_ns)
+    total = int((during[1] - during[0]).sum())
+    return int(overlap_ns(running.start_ns, running.end_ns, during).sum()) / total if total else 0.0
 
 
 def own_share_pct(facts: Facts) -> float | None:

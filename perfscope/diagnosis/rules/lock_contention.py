@@ -34,7 +34,7 @@ from perfscope.diagnosis.facts import Facts
 from perfscope.diagnosis.intervals import Intervals
 from perfscope.diagnosis.thresholds import Limits
 from perfscope.merge.slices import LOCK
-from perfscope.merge.waits import park_state
+from perfscope.merge.waits import futex_state, park_state
 from perfscope.model.finding import Evidence, Finding, Severity, Verdict
 from perfscope.model.stacks import ROOT
 
@@ -177,18 +177,20 @@ def _python_locks(facts: Facts, pid: int) -> Iterator[_Lock]:
         used_by = {facts.threads[thread].tid for thread, *_ in rows}
         certain = bool(used_by & {waker for *_, waker in rows if waker is not None})
         kept, holders, stacks = [], [], []
-        locked_ns = total_ns = 0
+        for_work = for_lock = 0
         for thread, start, end, waker in rows:
             state, stack = facts.at(thread, start + (end - start) // 2)
-            total_ns += end - start
-            if state != LOCK:
-                continue
-            locked_ns += end - start
-            kept.append((start, end, thread))
-            holders.append(None if waker is None else facts.index.get((pid, waker)))
-            stacks.append(stack)
-        if 2 * locked_ns < total_ns:
-            continue  # mostly seen waiting for work; a stack seen late made the rest look like a lock
+            look = facts.look_within(thread, start, end)
+            if look is not None:
+                stack, state = look, futex_state(facts.stacks, look)
+                for_lock += state == LOCK
+                for_work += state != LOCK
+            if state == LOCK:
+                kept.append((start, end, thread))
+                holders.append(None if waker is None else facts.index.get((pid, waker)))
+                stacks.append(stack)
+        if for_work > for_lock:
+            continue  # when looked at during the wait, it was for work; other stacks are of a look too early or late
         if kept:
             yield _Lock(
                 "python",
