@@ -87,7 +87,7 @@ class Instance:
         self.rate_hz = rate_hz
         self.output = output
         self.gil = gil
-        self.native = native
+        self.pauses = not gil and (native or blocking)
         self.clock: ClockMap | None = None
         self.sampling_ns: int | None = None
         self.ended_ns: int | None = None

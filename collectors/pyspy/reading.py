@@ -112,7 +112,7 @@ class Reading:
     def _write(self, instance: Instance, rows: Timed, judge: TornJudge, span_ns: int) -> None:
         durations: I64 = rows.end_ns - rows.start_ns
         counts = share_out(instance.samples or 0, rows.tid, durations)
-        if instance.native:
+        if instance.pauses:
             torn = judged = np.zeros(len(rows.pid), bool)  # stopped for each look: nothing tears
         else:
             torn, judged = judge.judge(rows.stack)
