@@ -13,7 +13,7 @@ import pyarrow as pa
 from perfscope.merge.intervals import Ints, bounded
 from perfscope.merge.slices import STATES, ThreadSlices
 from perfscope.merge.tables import NEVER, ThreadInfo, codes, filled, process_labels, stack_ids, thread_keys, threads
-from perfscope.merge.timeline import slices_of
+from perfscope.merge.timeline import Merge
 from perfscope.model.session import Session
 
 WINDOWS = 200
@@ -30,7 +30,7 @@ class Facts:
     threads: by pid and tid. thread: index into it. stack: ROOT where unsampled. window: between edges window and
     window + 1. ns: their time, all of it: for each thread the sum is its observed time within the edges.
     sample_*: looks of samplers, torn ones and those of the GIL sampler left out; window -1: the tool gave no time.
-    torn_looks, all_looks: how many of all looks were torn.
+    torn_looks, all_looks: how many of all looks were torn. unlisted_sched_rows: records of threads not in `threads`.
     """
 
     threads: list[ThreadInfo]
@@ -46,6 +46,7 @@ class Facts:
     sample_count: npt.NDArray[np.int64]
     torn_looks: int
     all_looks: int
+    unlisted_sched_rows: int
 
 
 _whole: WeakKeyDictionary[Session, Facts] = WeakKeyDictionary()
@@ -110,7 +111,8 @@ def _gather(session: Session, from_ns: int | None, to_ns: int | None) -> Facts:
     low = low if from_ns is None else min(max(low, from_ns), high)
     high = max(low, high if to_ns is None else min(high, to_ns))
     edges = np.unique(np.array([low + (high - low) * k // WINDOWS for k in range(WINDOWS + 1)], np.int64))
-    parts = [_add_up(slices, edges, number) for number, slices in enumerate(slices_of(session))]
+    merge = Merge(session, infos)
+    parts = [_add_up(slices, edges, number) for number, slices in enumerate(merge.slices())]
     thread, stack, state, window, ns = (
         np.concatenate([part[column] for part in parts] or [np.empty(0, np.int64)]) for column in range(5)
     )
@@ -118,7 +120,7 @@ def _gather(session: Session, from_ns: int | None, to_ns: int | None) -> Facts:
     (sample_thread, sample_stack, sample_window), sample_count = looks.sums
     return Facts(
         looks.threads, edges, thread, stack, state, window, ns,
-        sample_thread, sample_stack, sample_window, sample_count, looks.torn, looks.all,
+        sample_thread, sample_stack, sample_window, sample_count, looks.torn, looks.all, merge.unlisted_sched_rows,
     )  # fmt: skip
 
 

@@ -34,6 +34,8 @@ def notes_on(session: Session, facts: Facts, threads: Sequence[ThreadInfo], rows
         names = ", ".join(f"{t.name} ({t.tid})" for t in unclear[:_NAMED_THREADS])
         more = f" and {len(unclear) - _NAMED_THREADS} more" if len(unclear) > _NAMED_THREADS else ""
         notes.append(f"no complete scheduler records of {names}{more}: their time counts in wall alone")
+    if facts.unlisted_sched_rows:
+        notes.append(f"{facts.unlisted_sched_rows} scheduler records are of threads not listed: not shown")
     total = int(facts.ns[rows].sum())
     unsampled = int(facts.ns[rows][facts.stack[rows] == ROOT].sum())
     if unsampled:

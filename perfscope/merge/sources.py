@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ class Sources:
     pauses: pid -> the JVM's stop-the-world pauses. native: keys of the session's threads that no sampler ever saw.
     """
 
-    def __init__(self, session: Session, infos: list[ThreadInfo]) -> None:
+    def __init__(self, session: Session, infos: Sequence[ThreadInfo]) -> None:
         keys = thread_keys([i.pid for i in infos], [i.tid for i in infos])
 
         def grouped(table: str, columns: list[str], convert: Callable[[pa.Table], Columns]) -> Grouped:

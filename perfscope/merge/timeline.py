@@ -6,7 +6,7 @@ the CPU, so such a stretch has one stack, and a blocked one has one cause: those
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,10 +44,7 @@ def slices_of(session: Session, *, thread: str | None = None) -> Iterator[Thread
     Adds the frame "[torn stack]" to `session.stacks`. Raises SessionError for a damaged table.
     """
     chosen = [info for info in threads(session) if matches(thread, info.name, info.tid)]
-    sources = Sources(session, chosen)
-    merge = _Merge(session.stacks, sources)
-    for number, info in enumerate(chosen):
-        yield merge.thread(number, info)
+    yield from Merge(session, chosen).slices()
 
 
 def torn_stack(stacks: StackTable) -> int:
@@ -65,14 +62,23 @@ class _Looks:
     time_stack: npt.NDArray[np.int32]
 
 
-class _Merge:
-    def __init__(self, stacks: StackTable, sources: Sources) -> None:
-        self.stacks = stacks
-        self.sources = sources
-        self.torn = torn_stack(stacks)
+class Merge:
+    """The merge of some threads. unlisted_sched_rows: scheduler records of none of them, so in no slice."""
+
+    def __init__(self, session: Session, infos: Sequence[ThreadInfo]) -> None:
+        self.infos = infos
+        self.stacks = session.stacks
+        self.torn = torn_stack(session.stacks)
+        self.sources = Sources(session, infos)
+        self.unlisted_sched_rows = self.sources.sched.unlisted
         self._futex_states: dict[int, int] = {}
 
-    def thread(self, number: int, info: ThreadInfo) -> ThreadSlices:
+    def slices(self) -> Iterator[ThreadSlices]:
+        """Slices of each thread, in their order."""
+        for number, info in enumerate(self.infos):
+            yield self._thread(number, info)
+
+    def _thread(self, number: int, info: ThreadInfo) -> ThreadSlices:
         jvm = self.sources.jvm.rows(number)
         futexes = self.sources.waits.rows(number)
         off = self.sources.sched.rows(number)

@@ -170,6 +170,12 @@ def test_no_scheduler_records_no_cpu_weight(sessions: Sessions) -> None:
     assert "not known, only wall time" in " ".join(tree.notes)
 
 
+def test_scheduler_records_of_unlisted_threads_are_said(sessions: Sessions) -> None:
+    row = {"tid": 5, "off_ns": 1, "wake_ns": 2, "on_ns": 3, "state": "S"}
+    tree = build_tree(sessions.make({"sched": [row, row]}, [{"tid": 1, "start_ns": 0, "end_ns": 9}]))
+    assert "2 scheduler records are of threads not listed: not shown" in tree.notes
+
+
 def test_an_empty_session(sessions: Sessions) -> None:
     session = sessions.make({}, [])
     tree = build_tree(session)
