@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from perfscope.errors import PerfscopeError, RecordingError, UsageError
+from perfscope.errors import RecordingError, UsageError
 from perfscope.recording.launch import RunAs, Target
 from perfscope.recording.names import default_path
 from perfscope.recording.signals import Signals
@@ -44,6 +44,12 @@ def command(
     \b
     perfscope record -- python serve.py       until it ends; exits with its status
     perfscope record -d 30 -p 4121 -p 4098    30 s of two running processes
+
+    CMD runs as if alone: same terminal, environment, signals and exit status. Ctrl-C is CMD's: the recording ends when
+    CMD does. After --duration the session is written, CMD runs on, and perfscope waits for it. With -p, Ctrl-C, SIGTERM
+    and SIGHUP end the recording and touch nothing else.
+
+    --user changes user, group and supplementary groups; under sudo also HOME, USER and LOGNAME, which sudo had changed.
     """
     if bool(pids) == bool(command):
         raise UsageError(
@@ -52,9 +58,6 @@ def command(
         )
     if user and pids:
         raise UsageError("--user says who runs a command; running processes have their users already")
-    for pid in pids:
-        if not Path(f"/proc/{pid}").is_dir():
-            raise RecordingError(f"no process with pid {pid}", hint="ps -e lists the running ones")
     run_as = RunAs.named(user) if user else None
     path = output or default_path(list(command), list(pids))
     # The fork comes before everything that starts threads or takes long, so nothing below is imported at the top.
@@ -78,9 +81,9 @@ def command(
                 keep_raw=not no_raw,
                 owner=run_as,
             )
-        except PerfscopeError:
+        finally:
+            # Whatever happened to the recording, a command that was started is waited for.
             if target:
                 target.cancel()
                 target.reap()
-            raise
         return target.reap() if target else 0 if recorded else RecordingError.exit_code

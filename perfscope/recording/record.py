@@ -87,9 +87,16 @@ def plan(request: Request) -> tuple[dict[str, type[Collector]], dict[str, Collec
 
 
 def _refuse_unreadable(pids: list[int]) -> None:
-    """Raises RecordingError naming a process that we may not look into: whatever was recorded of it would mislead."""
+    """Raises RecordingError naming what is no process, or one that we may not look into: its record would mislead."""
     for pid in pids:
         try:
+            status = Path(f"/proc/{pid}/status").read_text()
+            leader = int(status.partition("Tgid:")[2].split()[0])
+            if leader != pid:
+                raise RecordingError(
+                    f"{pid} is a thread of process {leader}",
+                    hint=f"perfscope record -p {leader} records all its threads",
+                )
             Path(f"/proc/{pid}/maps").open("rb").close()
         except PermissionError:
             owner = Path(f"/proc/{pid}").stat().st_uid

@@ -170,6 +170,8 @@ class Watcher:
         elif stat.state not in "ZX":
             self._refresh(seen, thorough, now)
         self._look_at_threads(seen, thorough)
+        if stat.state in "ZX":  # it has exited, whether or not its parent cares; a zombie still had its CPU time
+            self._end(pid, now)
 
     def _refresh(self, seen: _Seen, thorough: bool, now: int) -> None:
         pid = seen.process.pid

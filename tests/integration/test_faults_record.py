@@ -150,6 +150,19 @@ def test_no_such_process(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_thread_is_no_process(tmp_path: Path) -> None:
+    program = "import threading\nt = threading.Thread(target=input)\nt.start()\nprint(t.native_id, flush=True)\n"
+    command = [os.path.realpath(sys.executable), "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as target:
+        assert target.stdout
+        tid = int(target.stdout.readline())
+        done = subprocess.run([*PERFSCOPE, "record", "-p", str(tid)], capture_output=True, text=True, cwd=tmp_path)
+        target.communicate("\n")
+    assert done.returncode == 3
+    assert f"{tid} is a thread of process {target.pid}" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_process_of_another_user_without_rights(tmp_path: Path) -> None:
     target = subprocess.Popen(["sleep", "1000"], user="nobody")
     try:

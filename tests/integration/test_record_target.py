@@ -207,6 +207,20 @@ def test_ctrl_z_stops_both_and_fg_continues_both(tmp_path: Path) -> None:
     assert _info(tmp_path / "s")["collectors"]["notes"]["status"] == "ok"
 
 
+def test_the_status_line_is_live_on_a_terminal_that_nobody_else_uses(tmp_path: Path) -> None:
+    target = subprocess.Popen(["sleep", "1000"])
+    try:
+        terminal = _Terminal([*map(str, RECORD), "-o", "s", "-p", str(target.pid)], tmp_path)
+        terminal.read_until(b"1 processes, 1 threads")
+        terminal.type(b"\x03")
+        terminal.read_until(b"recorded (SIGINT)")
+        assert terminal.wait() == 0
+        assert target.poll() is None
+    finally:
+        target.kill()
+        target.wait()
+
+
 def test_after_the_duration_the_command_runs_on(tmp_path: Path) -> None:
     program = f"while [ ! -d {tmp_path}/s ]; do sleep 0.05; done; echo the session is there; exit 9"
     done = subprocess.run(
@@ -261,6 +275,15 @@ def test_running_processes_are_recorded_and_left_alone(tmp_path: Path) -> None:
             target.wait()
 
 
+def test_a_process_that_nobody_waits_for_has_ended_all_the_same(tmp_path: Path) -> None:
+    target = subprocess.Popen(["sleep", "1"])
+    done = subprocess.run([*RECORD, "-p", str(target.pid), "-o", tmp_path / "s"], capture_output=True)
+    assert done.returncode == 0
+    assert _state(target.pid) == "Z"
+    target.wait()
+    assert _info(tmp_path / "s")["stopped_by"] == "all recorded processes ended"
+
+
 def test_children_and_threads_are_seen_with_their_cpu_time(tmp_path: Path) -> None:
     program = (
         "import os, subprocess, sys, threading, time\n"
@@ -292,6 +315,7 @@ def test_children_and_threads_are_seen_with_their_cpu_time(tmp_path: Path) -> No
         assert seen[tid]["cpu_ns"] == pytest.approx(cpu_ns, rel=0.02, abs=20e6)
         assert seen[tid]["cpu_ns"] <= seen[tid]["end_ns"] - seen[tid]["start_ns"]
     commands = {row["command"]: row for row in session.table("processes").to_pylist()}
+    assert all(row["end_ns"] <= session.info.stop_ns for row in commands.values())
     sleeper = commands["sleep 0.5"]
     assert sleeper["ppid"] == main
     assert sleeper["end_ns"] - sleeper["start_ns"] > 0.3e9
