@@ -23,7 +23,7 @@ lint: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy --strict scripts benchmarks
+	MYPYPATH=tests $(BIN)/mypy --strict scripts benchmarks
 	$(BIN)/lint-imports
 
 bench: install-dev

@@ -38,8 +38,8 @@ def make(path: Path, sched: int, samples: int, threads: int) -> None:
     tids = np.arange(PID, PID + threads)
     each = sched // threads
     span = each * 330_000
-    for number, tid in enumerate(tids.tolist()):
-        writer.note_thread(PID, tid, name=f"worker-{number}", start_ns=0, end_ns=span, sched_complete=True)
+    for number, thread in enumerate(tids.tolist()):
+        writer.note_thread(PID, thread, name=f"worker-{number}", start_ns=0, end_ns=span, sched_complete=True)
     clock = np.zeros(threads, np.int64)
     rows = max(1, PIECE // threads)
     for first in range(0, each, rows):
