@@ -175,18 +175,16 @@ class Flame {
     c.strokeRect(rect.x + thickness / 2, y + thickness / 2, Math.max(rect.w - 1 - thickness, 1), ROW - 1 - thickness);
   }
 
-  // As much of a name as fits. Java names lose their package first: the method says more.
+  // As much of a name as fits. Java names lose their package first, states all but the word that matters.
   fit(c, node, space) {
     const label = node.label;
     const ascii = /^[\x20-\x7e]*$/.test(label);
     const widthOf = (text) => (ascii ? text.length * this.charWidth : c.measureText(text).width);
     if (widthOf(label) <= space) return label;
-    let text = label;
-    if (node.layer === "java") {
-      const short = label.replace(/^(?:[\w$]+\.)+(?=[\w$]+\.[\w$<>]+)/, "");
-      if (widthOf(short) <= space) return short;
-      text = short;
-    }
+    const short = node.layer === "java" ? label.replace(/^(?:[\w$]+\.)+(?=[\w$]+\.[\w$<>]+)/, "")
+      : node.layer === "state" ? label.replace(/^\[(?:waiting: )?([^,\]]*).*$/, "$1") : label;
+    if (widthOf(short) <= space) return short;
+    const text = node.layer === "java" ? short : label;
     if (ascii) {
       const count = Math.floor(space / this.charWidth) - 1;
       return count >= 2 ? text.slice(0, count) + "…" : "";
