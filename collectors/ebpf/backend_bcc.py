@@ -15,7 +15,7 @@ from perfscope.collectors.ebpf import tracefs
 from perfscope.collectors.ebpf.backend import Losses, Thread
 from perfscope.collectors.ebpf.raw import UnpairedBackend, block_tracepoints
 from perfscope.collectors.ebpf.records import BLOCK, EVENT, chunks
-from perfscope.collectors.ebpf.ring import open_ring
+from perfscope.collectors.ebpf.ring import drain_last, open_ring
 from perfscope.errors import CollectorError
 
 SYSTEM_PACKAGES = Path("/usr/lib/python3/dist-packages")
@@ -92,6 +92,7 @@ class BccBackend(UnpairedBackend):
             return
         try:
             self._detach()
+            drain_last(self._rings)
             self.drain()
         finally:
             self._losses = self._count()

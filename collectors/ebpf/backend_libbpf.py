@@ -14,7 +14,7 @@ from perfscope import probes
 from perfscope.collectors.ebpf import libbpf
 from perfscope.collectors.ebpf.backend import Backend, Losses, Thread
 from perfscope.collectors.ebpf.records import ALIVE, BLOCK, EVENT, OP_TIMED, WAIT
-from perfscope.collectors.ebpf.ring import open_ring, write_all
+from perfscope.collectors.ebpf.ring import drain_last, open_ring, write_all
 from perfscope.errors import CollectorError
 
 BTF = Path("/sys/kernel/btf/vmlinux")
@@ -107,7 +107,7 @@ class LibbpfBackend(Backend):
             return
         self._object.detach()
         try:
-            self.drain()
+            drain_last(self._rings)
             self._write_open()
         finally:
             o = self._object

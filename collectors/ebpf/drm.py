@@ -17,7 +17,7 @@ import pyarrow as pa
 from perfscope import probes
 from perfscope.collectors.ebpf import libbpf, tracefs
 from perfscope.collectors.ebpf.records import Records, chunks
-from perfscope.collectors.ebpf.ring import Ring, open_ring
+from perfscope.collectors.ebpf.ring import Ring, drain_last, open_ring
 from perfscope.collectors.ebpf.tables import Window
 from perfscope.errors import CollectorError
 from perfscope.model.session import SessionWriter
@@ -104,7 +104,7 @@ class DrmEvents:
             return
         self._object.detach()
         if self._ring is not None:
-            self._ring.drain()
+            drain_last([self._ring])
             self._ring.close()
             self._ring = None
         self.lost = self._object.counter(0)

@@ -6,6 +6,8 @@ import ctypes as c
 import mmap
 import os
 import platform
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -17,11 +19,15 @@ from perfscope.errors import CollectorError
 BUSY = 1 << 31
 """Bit of a record's length word while the kernel still writes it (BPF_RINGBUF_BUSY_BIT)."""
 
+LAST_TRIES = 200
+
 
 class Ring(Protocol):
     """A ring buffer with its file."""
 
-    def drain(self) -> None: ...
+    def drain(self) -> bool:
+        """Moves whole records into the file; False if some are still being written."""
+
     def close(self) -> None: ...
 
 
@@ -38,18 +44,20 @@ class MappedRing:
         self._producer = np.frombuffer(self._data_map, np.uint64, 1)
         self._data = np.frombuffer(self._data_map, np.uint8, 2 * size, page)
 
-    def drain(self) -> None:
+    def drain(self) -> bool:
         at, end = int(self._consumer[0]), int(self._producer[0])
         count = (end - at) // self._step
         if not count:
-            return
+            return True
         first = at & (self._size - 1)
         rows = self._data[first : first + count * self._step].reshape(count, self._step)
         busy = np.ascontiguousarray(rows[:, :4]).view(np.uint32)[:, 0] & BUSY
-        if busy.any():
+        whole = not busy.any()
+        if not whole:
             count = int(busy.argmax())
         write_all(self._file.fileno(), np.ascontiguousarray(rows[:count, 8:]))
         self._consumer[0] = at + count * self._step
+        return whole
 
     def close(self) -> None:
         self._file.close()
@@ -68,12 +76,21 @@ class SpooledRing:
         if not self._ring:
             raise CollectorError(f"ring_buffer__new: {os.strerror(c.get_errno())}")
 
-    def drain(self) -> None:
-        libbpf.library().ring_buffer__consume(self._ring)
+    def drain(self) -> bool:
+        return bool(libbpf.library().ring_buffer__consume(self._ring) == 0)  # how many there were
 
     def close(self) -> None:
         libbpf.library().ring_buffer__free(self._ring)
         self._file.close()
+
+
+def drain_last(rings: Iterable[Ring]) -> None:
+    """After detaching: a program that was interrupted on another CPU may yet finish its record."""
+    for ring in rings:
+        tries = 0
+        while not ring.drain() and tries < LAST_TRIES:
+            tries += 1
+            time.sleep(0.001)
 
 
 def open_ring(map_fd: int, size: int, record: int, path: Path) -> Ring:
