@@ -76,13 +76,13 @@ def make(path: Path, sched: int, samples: int, threads: int) -> None:
     ]
     per_thread = samples // threads
     period = span // per_thread
-    for tid in tids.tolist():
+    for thread in tids.tolist():
         writer.append(
             "samples",
             {
                 "source": ["pyspy"] * per_thread,
                 "pid": np.full(per_thread, PID),
-                "tid": np.full(per_thread, tid),
+                "tid": np.full(per_thread, thread),
                 "time_ns": np.arange(per_thread) * period + random.integers(0, period),
                 "duration_ns": np.full(per_thread, period),
                 "stack_id": random.choice(stacks, per_thread),
