@@ -143,6 +143,10 @@ def _held(facts: Facts, lock: _Lock) -> tuple[str, Evidence] | None:
         before = int(np.searchsorted(ends, end, side="left")) - 1
         since = max(start, int(ends[before])) if before >= 0 else start
         threads[holder] += end - since
+        look = facts.look_within(holder, since, end)
+        if look is not None:
+            stacks[look] += end - since
+            continue
         slices = facts.threads[holder]
         first = max(int(np.searchsorted(slices.start_ns, since, side="right")) - 1, 0)
         last = int(np.searchsorted(slices.start_ns, end, side="left"))
@@ -153,7 +157,8 @@ def _held(facts: Facts, lock: _Lock) -> tuple[str, Evidence] | None:
     thread = max(threads, key=lambda t: threads[t])
     share = 100 * threads[thread] / lock.waits.total_ns
     text = thread_name(facts, thread) if len(threads) == 1 else f"{len(threads)} threads in turn"
-    stacks.pop(ROOT, None)
+    for stack in (ROOT, *(lock.stacks if set(stacks) - {ROOT, *lock.stacks} else ())):
+        stacks.pop(stack, None)  # who holds it is past waiting for it: such a stack is of a look too early
     code = by_function(
         facts, np.asarray(list(stacks), np.int32), np.asarray(list(stacks.values()), np.int64), lock.layer
     )
