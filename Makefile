@@ -27,8 +27,7 @@ lint: install-dev
 	$(BIN)/lint-imports
 
 bench: install-dev
-	$(BIN)/python benchmarks/startup.py
-	$(BIN)/python benchmarks/target_slowdown.py
+	set -e; for benchmark in benchmarks/*.py; do echo "$$benchmark"; $(BIN)/python $$benchmark; done
 
 # As root on Debian: installs what the demo uses and this machine lacks. Else: says what is missing and how to get it.
 system:
