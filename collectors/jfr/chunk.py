@@ -156,13 +156,25 @@ class JfrFile:
                     raise InputError(f"{self.path}: not a JFR file: {error} at offset {error.offset}") from None
                 self.losses.append(f"{error} at offset {offset}; {size - offset} bytes left out")
                 return
-            length, loss = self._extent(data, header, size)
+            end = offset + header.size_bytes
+            sound = header.size_bytes > _HEADER.size and (end == size or data[end : end + len(MAGIC)] == MAGIC)
+            # A chunk that was being written has 0 there, or its size at the last flush (one a second): its events
+            # then tell how far it goes.
+            length = header.size_bytes if sound else size - offset
             buffer: Buffer = data
             base = offset
             if length <= COPY_LIMIT:
                 buffer, base = data[offset : offset + length], 0
-            chunk = Chunk(header, buffer, losses=[loss] if loss else [])
-            self._read(chunk, base, base + length)
+            chunk = Chunk(header, buffer)
+            walked = self._read(chunk, base, base + length) - base
+            if not sound:
+                if offset + walked < size and data[offset + walked : offset + walked + len(MAGIC)] != MAGIC:
+                    following = data.find(MAGIC + b"\0\2", offset + walked)
+                    length = (following if following > 0 else size) - offset
+                else:
+                    length = walked
+                what = "is cut off" if header.size_bytes > length else "was never finished"
+                chunk.losses.append(f"chunk at offset {offset} {what}: read as far as its events go")
             yield chunk
             if chunk.damaged_events:
                 chunk.losses.append(f"chunk at offset {offset}: {chunk.damaged_events} damaged events left out")
@@ -170,24 +182,9 @@ class JfrFile:
             self.losses += chunk.losses
             offset += length
 
-    @staticmethod
-    def _extent(data: mmap.mmap, header: Header, size: int) -> tuple[int, str | None]:
-        """Bytes of a chunk, and what is wrong with it: up to the next chunk where its own header can't be right.
-
-        The header of a chunk that was being written holds 0, or the size at the last flush (one a second).
-        """
-        offset, length = header.offset, header.size_bytes
-        end = offset + length
-        if length > _HEADER.size and (end == size or data[end : end + len(MAGIC)] == MAGIC):
-            return length, None
-        following = data.find(MAGIC + b"\0\2", offset + len(MAGIC))
-        actual = (following if following > 0 else size) - offset
-        if length > actual:
-            return actual, f"chunk at offset {offset} is cut off: {actual} of {length} bytes are there"
-        return actual, f"chunk at offset {offset} was never finished: read as far as its events go"
-
-    def _read(self, chunk: Chunk, start: int, end: int) -> None:
-        metadata_at, checkpoints = self._walk(chunk, start, end)
+    def _read(self, chunk: Chunk, start: int, end: int) -> int:
+        """Fills a chunk; the position at which its sound events end."""
+        metadata_at, checkpoints, stop = self._walk(chunk, start, end)
         b = chunk.buffer
         for position in reversed(metadata_at):
             try:
@@ -202,7 +199,7 @@ class JfrFile:
                 f"its {chunk.events_total} events are left out"
             )
             chunk._positions.clear()
-            return
+            return stop
         if self.events is not None:
             keep = {t.id for n in self.events if (t := chunk.metadata.by_name.get(n))}
             chunk._positions = {i: p for i, p in chunk._positions.items() if i in keep}
@@ -215,8 +212,10 @@ class JfrFile:
             except (MalformedError, IndexError, struct.error) as error:
                 chunk.losses.append(f"constants at offset {chunk.header.offset + position - start}: {_say(error)}")
 
+        return stop
+
     @staticmethod
-    def _walk(chunk: Chunk, start: int, end: int) -> tuple[list[int], array[int]]:
+    def _walk(chunk: Chunk, start: int, end: int) -> tuple[list[int], array[int], int]:
         """Positions of metadata and checkpoints; those of all other events go into the chunk by type id."""
         b, p = chunk.buffer, start + _HEADER.size
         metadata_at: list[int] = []
@@ -234,6 +233,8 @@ class JfrFile:
                     type_, _ = unsigned(b, q)
             except IndexError:
                 size = 0
+            if size == MAGIC[0] and bytes(b[p : p + len(MAGIC)]) == MAGIC:  # type: ignore[index]
+                break
             if size < 2 or size > end - p:
                 chunk.losses.append(
                     f"no sound event at offset {chunk.header.offset + p - start}: {end - p} bytes left out"
@@ -251,7 +252,7 @@ class JfrFile:
                 metadata_at.append(p)
             p += size
         chunk.events_total = total
-        return metadata_at, checkpoints
+        return metadata_at, checkpoints, p
 
     def _checkpoint(self, chunk: Chunk, position: int) -> None:
         """Adds the constants of one checkpoint: newer ones of a key replace older ones."""

@@ -1,0 +1,279 @@
+"""The JFR reader on sound, cut, damaged and hostile files: an error or a partial read, in bounded time and memory."""
+
+from __future__ import annotations
+
+import resource
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from perfscope.collectors.jfr import import_file, sniff
+from perfscope.collectors.jfr.chunk import JfrFile
+from perfscope.collectors.jfr.compiler import compile_reader
+from perfscope.collectors.jfr.frames import class_name
+from perfscope.collectors.jfr.jfrclock import measure
+from perfscope.collectors.jfr.jvm import major_version, parse_perf_data
+from perfscope.collectors.jfr.kinds import CONSTANTS, WANTED
+from perfscope.collectors.jfr.metadata import DEPTH_LIMIT, Field, Metadata, Type
+from perfscope.collectors.jfr.recording import Anchor
+from perfscope.collectors.jfr.recording import settings as jfc
+from perfscope.collectors.jfr.varint import MalformedError, signed32, signed64, string, unsigned
+from perfscope.errors import InputError
+from perfscope.model.session import SessionWriter
+
+DATA = Path(__file__).parent.parent / "data" / "jfr"
+PHASES = (DATA / "phases.jfr").read_bytes()
+KILLED = (DATA / "killed.jfr").read_bytes()
+HEADER = struct.Struct(">4sHHqqqqqqqI")
+
+
+def varint(value: int) -> bytes:
+    """The format's own compressed integer, written down independently of the reader."""
+    value &= (1 << 64) - 1
+    out = bytearray()
+    for _ in range(8):
+        if value < 128:
+            return bytes([*out, value])
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def count(path: Path) -> tuple[int, JfrFile]:
+    file = JfrFile(path, WANTED, CONSTANTS)
+    rows = 0
+    for chunk in file:
+        for name in chunk.event_names():
+            rows += sum(1 for _ in chunk.rows(name, chunk.field_names(name)))
+    return rows, file
+
+
+def load(data: bytes) -> str:
+    """Imports a file; what became of it. Anything but a result or an InputError is a fault."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.jfr"
+        path.write_bytes(data)
+        writer = SessionWriter(Path(folder) / "s.perfscope")
+        try:
+            report = import_file(path, writer).report
+        except InputError as error:
+            assert str(path) in str(error)
+            return "error"
+        finally:
+            writer.discard()
+        assert report.status == "ok" or report.why
+        return report.status
+
+
+@given(st.integers(-(1 << 63), (1 << 63) - 1))
+def test_integers_survive_their_compression(value: int) -> None:
+    data = varint(value)
+    assert signed64(data, 0) == (value, len(data))
+    assert unsigned(data, 0) == (value & (1 << 64) - 1, len(data))
+    narrow = (value + (1 << 31)) % (1 << 32) - (1 << 31)
+    assert signed32(varint(narrow), 0)[0] == narrow
+
+
+@given(st.text())
+def test_strings_of_every_encoding(text: str) -> None:
+    utf8 = text.encode("utf-8", "replace")
+    units = text.encode("utf-16-le", "replace")
+    chars = struct.unpack(f"<{len(units) // 2}H", units)
+    expected = utf8.decode()
+    assert string(b"\3" + varint(len(utf8)) + utf8, 0)[0] == expected
+    assert string(b"\4" + varint(len(chars)) + b"".join(map(varint, chars)), 0)[0] == expected
+    assert string(b"\0", 0)[0] is None and string(b"\1", 0)[0] == ""
+    assert string(b"\5\1\xe9", 0)[0] == "é"
+
+
+def test_sound_files_are_read_whole_and_without_loss(tmp_path: Path) -> None:
+    assert load(PHASES) == "ok"
+    rows, file = count(DATA / "phases.jfr")
+    assert rows > 600 and file.losses == [] and file.damaged_events == 0
+    assert sniff(PHASES[:16], tmp_path) and not sniff(b"PK\3\4", tmp_path)
+
+
+def test_files_behind_one_another_are_one_recording(tmp_path: Path) -> None:
+    path = tmp_path / "two.jfr"
+    path.write_bytes(PHASES + KILLED)
+    assert count(path)[0] == count(DATA / "phases.jfr")[0] + count(DATA / "killed.jfr")[0]
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_a_chunk_that_was_never_finished_is_read_as_far_as_it_goes(tmp_path: Path, size: int) -> None:
+    """The header still says 0, or the size at an earlier flush: all events that are there count."""
+    last = KILLED.rindex(b"FLR\0\0\2")
+    fields = list(HEADER.unpack_from(KILLED, last))
+    fields[3] = 0 if size == 0 else fields[3] - 20_000
+    path = tmp_path / "unfinished.jfr"
+    path.write_bytes(KILLED[:last] + HEADER.pack(*fields) + KILLED[last + HEADER.size :])
+    rows, file = count(path)
+    assert rows == count(DATA / "killed.jfr")[0]
+    assert len(file.losses) == 1 and "never finished" in file.losses[0]
+
+
+def test_a_cut_file_keeps_what_is_before_the_cut(tmp_path: Path) -> None:
+    path = tmp_path / "cut.jfr"
+    second = PHASES.index(b"FLR\0\0\2", 4)
+    path.write_bytes(PHASES[: second + 50_000])
+    rows, file = count(path)
+    whole = next(iter(JfrFile(DATA / "phases.jfr", WANTED, CONSTANTS)))
+    assert rows >= sum(whole.count(n) for n in whole.event_names())
+    assert any("cut off" in loss for loss in file.losses)
+
+
+@pytest.mark.parametrize("data", [b"", b"FLR\0", b"not a recording at all" * 10, b"FLR\0" + bytes(64)])
+def test_what_is_no_recording_is_refused(data: bytes) -> None:
+    assert load(data) == "error"
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from([PHASES, KILLED]), st.integers(0, 600_000))
+def test_any_cut_gives_an_error_or_a_partial_read(data: bytes, at: int) -> None:
+    at %= len(data)
+    starts = {i for i in range(len(data)) if data.startswith(b"FLR\0\0\2", i)} if at < 100 else set()
+    assert load(data[:at]) in ({"error"} if at < HEADER.size else {"partial", "failed", "ok"}) or at in starts
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.sampled_from([PHASES, KILLED]), st.lists(st.tuples(st.integers(0, 600_000), st.integers(0, 255)), max_size=30)
+)
+def test_any_changed_bytes_give_an_error_or_a_read(data: bytes, changes: list[tuple[int, int]]) -> None:
+    changed = bytearray(data)
+    for at, value in changes:
+        changed[at % len(data)] = value
+    load(bytes(changed))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 110_000), st.binary(min_size=1, max_size=40))
+def test_any_damage_to_the_types_gives_an_error_or_a_read(at: int, noise: bytes) -> None:
+    """Aimed at the metadata of the only chunk, where counts, depths and type numbers stand."""
+    chunk = PHASES[: PHASES.index(b"FLR\0\0\2", 4)]
+    metadata_at = HEADER.unpack_from(chunk)[5]
+    at = metadata_at + at % (len(chunk) - metadata_at)
+    load(chunk[:at] + noise + chunk[at + len(noise) :])
+
+
+def chunk_of(*events: bytes) -> bytes:
+    body = b"".join(events)
+    return HEADER.pack(b"FLR\0", 2, 1, HEADER.size + len(body), 0, 0, 10**18, 1, 5, 10**9, 0) + body
+
+
+def event(type_: int, payload: bytes) -> bytes:
+    rest = varint(type_) + payload
+    size = len(rest) + 4  # the JVM pads sizes to four bytes
+    return bytes([size & 127 | 128, size >> 7 & 127 | 128, size >> 14 & 127 | 128, size >> 21 & 127]) + rest
+
+
+HOSTILE = {
+    "strings": event(0, varint(0) * 3 + varint(1 << 40)),
+    "elements": event(0, varint(0) * 3 + varint(0) + varint(0) + varint(1 << 50)),
+    "nesting": event(0, varint(0) * 3 + varint(0) + b"\0\0\1" * 100_000),
+    "constants": event(0, varint(0) * 3 + varint(0) * 4)
+    + event(1, varint(0) * 4 + varint(1) + varint(9) + varint(1 << 60)),
+    "zero size": b"\0" * 1000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_giant_counts_and_depths_are_refused_in_bounded_memory(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "hostile.jfr"
+    path.write_bytes(chunk_of(HOSTILE[name]))
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from perfscope.collectors.jfr.chunk import JfrFile\n"
+        "file = JfrFile(Path(sys.argv[1])); print(len(list(file)), file.losses)"
+    )
+    limit = 300 << 20
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1 ['")
+
+
+def test_types_that_hold_themselves_are_refused() -> None:
+    types = Metadata({1: Type(1, "A", (Field("a", 1, False, False),))})
+    with pytest.raises(MalformedError, match="nested"):
+        compile_reader(types, types.types[1], None)
+    wide = {i: Type(i, f"T{i}", tuple(Field(f"f{k}", i + 1, False, False) for k in range(10))) for i in range(7)}
+    wide[7] = Type(7, "int", ())
+    with pytest.raises(MalformedError, match="more than"):
+        compile_reader(Metadata(wide), wide[0], None)
+    assert DEPTH_LIMIT < 50
+
+
+def test_names_are_as_in_source() -> None:
+    assert class_name("java/lang/String") == "java.lang.String"
+    assert class_name("[[B") == "byte[][]"
+    assert class_name("[Ljava/util/Map$Entry;") == "java.util.Map$Entry[]"
+    assert class_name("Load$$Lambda$93+0x00007f0718009a20/331418503") == "Load$$Lambda$93"
+    assert class_name("Load$$Lambda/0x00007f0718009a20") == "Load$$Lambda"
+
+
+def clock_file(path: Path, chunks: list[tuple[int, int]], ticks_per_second: int) -> Path:
+    """Empty chunks with these (wall ns, ticks) at their beginning."""
+    path.write_bytes(
+        b"".join(
+            HEADER.pack(b"FLR\0", 2, 1, HEADER.size + 4, 0, 0, wall, 1, ticks, ticks_per_second, 0) + event(0, b"")[:4]
+            for wall, ticks in chunks
+        )
+    )
+    return path
+
+
+def test_ticks_of_any_frequency_are_placed(tmp_path: Path) -> None:
+    """2.5 GHz ticks that began at monotonic 7 s, on a host whose wall clock is 10^18 ahead."""
+    at = [10 * 10**9, 10 * 10**9 + 300]
+    path = clock_file(tmp_path / "c.jfr", [(10**18 + t, (t - 7 * 10**9) * 5 // 2) for t in at], 2_500_000_000)
+    clock = measure(path, [Anchor(at[0] - 1000, at[1] + 1000, 10**18, 40)], 10_000_000)
+    assert abs(clock.to_mono(25 * 10**8) - 8 * 10**9) <= 1
+    assert clock.error_ns <= 42 and clock.resolution_ns == 10_000_000
+
+
+def test_a_step_of_the_wall_clock_moves_nothing(tmp_path: Path) -> None:
+    """Two chunks at the start, then the wall clock jumps by 30 s, a chunk by rotation, and one at the stop."""
+    step = 30 * 10**9
+    start, later, stop = 10**10, 2 * 10**10, 3 * 10**10
+    chunks = [(10**18 + start, start), (10**18 + start + 50, start + 48), (10**18 + step + later, later),
+              (10**18 + step + stop, stop - 5)]  # fmt: skip
+    path = clock_file(tmp_path / "c.jfr", chunks, 10**9)
+    anchors = [Anchor(start - 10, start + 90, 10**18, 7), Anchor(stop - 10, stop + 90, 10**18 + step, 9)]
+    clock = measure(path, anchors, 0)
+    assert clock.offset_ns == 1  # median of 0 and 2
+    assert clock.error_ns == 4 + 9  # the reading at the stop lies 5 off 0; and the offset's own error
+
+
+def test_one_reading_is_no_better_than_its_bracket(tmp_path: Path) -> None:
+    path = clock_file(tmp_path / "c.jfr", [(10**18 + 5000, 0)], 10**9)
+    assert measure(path, [Anchor(4000, 9000, 10**18, 7)], 0).error_ns == 4000
+    with pytest.raises(InputError, match="clock is unknown"):
+        measure(path, [Anchor(6000, 9000, 10**18, 7)], 0)
+
+
+def test_our_settings_follow_the_rate_and_the_java_version() -> None:
+    new, old = jfc(20, 17), jfc(10, 11)
+    assert new.count('<setting name="period">20 ms</setting>') == 2
+    assert 'ObjectAllocationInNewTLAB"><setting name="enabled">false' in new
+    assert 'ObjectAllocationInNewTLAB"><setting name="enabled">true' in old
+
+
+@given(st.binary(max_size=400))
+def test_any_performance_data_is_read_as_far_as_sound(data: bytes) -> None:
+    parse_perf_data(b"\xca\xfe\xc0\xc0\1\2\0\1" + data)
+
+
+def test_java_versions() -> None:
+    assert [major_version(v) for v in ("1.8.0_412", "17.0.15", "25", "", None)] == [8, 17, 25, None, None]
