@@ -45,6 +45,14 @@ def varint(value: int) -> bytes:
     return bytes([*out, value])
 
 
+def chunk_starts(data: bytes) -> list[int]:
+    """By the sizes in the headers; the same bytes stand within chunks too, as a constant."""
+    starts = [0]
+    while (following := starts[-1] + HEADER.unpack_from(data, starts[-1])[3]) < len(data):
+        starts.append(following)
+    return starts
+
+
 def count(path: Path) -> tuple[int, JfrFile]:
     file = JfrFile(path, WANTED, CONSTANTS)
     rows = 0
@@ -108,7 +116,7 @@ def test_files_behind_one_another_are_one_recording(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [0, 1])
 def test_a_chunk_that_was_never_finished_is_read_as_far_as_it_goes(tmp_path: Path, size: int) -> None:
     """The header still says 0, or the size at an earlier flush: all events that are there count."""
-    last = KILLED.rindex(b"FLR\0\0\2")
+    last = chunk_starts(KILLED)[-1]
     fields = list(HEADER.unpack_from(KILLED, last))
     fields[3] = 0 if size == 0 else fields[3] - 20_000
     path = tmp_path / "unfinished.jfr"
@@ -120,7 +128,7 @@ def test_a_chunk_that_was_never_finished_is_read_as_far_as_it_goes(tmp_path: Pat
 
 def test_a_cut_file_keeps_what_is_before_the_cut(tmp_path: Path) -> None:
     path = tmp_path / "cut.jfr"
-    second = PHASES.index(b"FLR\0\0\2", 4)
+    second = chunk_starts(PHASES)[1]
     path.write_bytes(PHASES[: second + 50_000])
     rows, file = count(path)
     whole = next(iter(JfrFile(DATA / "phases.jfr", WANTED, CONSTANTS)))
@@ -133,15 +141,15 @@ def test_what_is_no_recording_is_refused(data: bytes) -> None:
     assert load(data) == "error"
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from([PHASES, KILLED]), st.integers(0, 600_000))
 def test_any_cut_gives_an_error_or_a_partial_read(data: bytes, at: int) -> None:
     at %= len(data)
-    starts = {i for i in range(len(data)) if data.startswith(b"FLR\0\0\2", i)} if at < 100 else set()
-    assert load(data[:at]) in ({"error"} if at < HEADER.size else {"partial", "failed", "ok"}) or at in starts
+    expected = {"error"} if at < HEADER.size else {"ok"} if at in chunk_starts(data) else {"partial", "failed"}
+    assert load(data[:at]) in expected
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from([PHASES, KILLED]), st.lists(st.tuples(st.integers(0, 600_000), st.integers(0, 255)), max_size=30)
 )
@@ -152,11 +160,11 @@ def test_any_changed_bytes_give_an_error_or_a_read(data: bytes, changes: list[tu
     load(bytes(changed))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 110_000), st.binary(min_size=1, max_size=40))
 def test_any_damage_to_the_types_gives_an_error_or_a_read(at: int, noise: bytes) -> None:
     """Aimed at the metadata of the only chunk, where counts, depths and type numbers stand."""
-    chunk = PHASES[: PHASES.index(b"FLR\0\0\2", 4)]
+    chunk = PHASES[: chunk_starts(PHASES)[1]]
     metadata_at = HEADER.unpack_from(chunk)[5]
     at = metadata_at + at % (len(chunk) - metadata_at)
     load(chunk[:at] + noise + chunk[at + len(noise) :])
