@@ -6,11 +6,12 @@ program. The rule: caller F at line L, callee G is *impossible* if L's statement
 
 - it names no function G (as a name or an attribute), and
 - it iterates, awaits or imports nothing (these resume or load code that they don't name), and
+- it reads no attribute that may be a descriptor made of G under another name, and
 - everything it calls is known: a function, or a method of self, defined exactly once in that file, undecorated and no
-  generator; or a builtin that calls nothing but special methods. (A method of another object counts as known only
+  generator; or a builtin that calls nothing but special methods. (A method of another object, `name.method()`, counts as known only
   for callees of that same file: what the object of another module calls lies there.)
 
-Special methods (`__iter__`...), lambdas and comprehensions are always possible. Nothing is judged where the source is
+Special methods (`__iter__`...), closures, lambdas and comprehensions are always possible. Nothing is judged where the source is
 missing, newer than the process, or doesn't fit (no function F around L). A caller at its own `def` line has called
 nothing yet. Limits: code that runs at any line - signal handlers, weakref callbacks, trace functions - and functions
 replaced from outside the file (mocks, decorated overrides) look torn; a wrong caller of the right name, or one whose
@@ -47,7 +48,7 @@ class _Line:
 
     names: set[str] = field(default_factory=set)
     open_ended: bool = False
-    foreign: bool = False  # calls a method of an unknown object, whose only namesake in the file is plain
+    foreign: bool = False  # may call what other files define: by a method or descriptor of an unknown object
 
 
 class _File:
@@ -142,9 +143,15 @@ class _File:
             reached.names.add(node.id)
         elif isinstance(node, ast.Attribute):
             reached.names.add(node.attr)
+            module = isinstance(node.value, ast.Name) and node.value.id in self.imports
+            if not module and not self._plain(node.attr):
+                # It may be a descriptor made of a function of another name: x = property(_get_x).
+                reached.foreign = True
+                reached.open_ended |= self.bound[node.attr] > 0
         elif isinstance(node, ast.Call):
             if not self._known(node):
-                method = isinstance(node.func, ast.Attribute) and self._plain(node.func.attr)
+                func = node.func
+                method = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and self._plain(func.attr)
                 reached.foreign |= method
                 reached.open_ended |= not method
         elif isinstance(
@@ -249,6 +256,8 @@ class TornJudge:
         if file is None:
             return None
         name = callee.function.rsplit(".", 1)[-1]
+        if "<locals>" in callee.function:
+            return True  # closures are what callbacks are made of: weakref's, for one, run at any line
         outer = caller.function.rsplit(".", 1)[-1]
         if file.enters(caller.line, outer):
             return False

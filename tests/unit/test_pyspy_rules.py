@@ -44,6 +44,9 @@ class Model:
     def norm(self, n):
         return (leaf_a(n)
                 + len(str(n)))
+    def _get_gauge(self):
+        return 1
+    gauge = property(_get_gauge)
 def main(callback, model):
     leaf_a(1); leaf_b(2)
     callback(3)
@@ -53,6 +56,7 @@ def main(callback, model):
     while True:
         x = 1 + 2
         y = x.value
+        x.gauge
     try:
         leaf_a(7)
     except check():
@@ -93,6 +97,9 @@ def line_of(text: str) -> int:
         ("main", "while True", "leaf_a", "/m.py", True),
         ("main", "x = 1 + 2", "Number.__add__", "/o.py", False),
         ("main", "y = x.value", "Thing.value", "/o.py", False),
+        ("main", "y = x.value", "leaf_a", "/m.py", True),
+        ("main", "y = x.value", "_get_value", "/o.py", False),
+        ("main", "x.gauge", "_get_gauge", "/m.py", False),
         ("main", "except check()", "check", "/o.py", False),
         ("main", "z = [leaf_a(i)", "<listcomp>", "/m.py", False),
         ("other", "callback(3)", "leaf_b", "/m.py", False),
