@@ -132,6 +132,7 @@ def _finding(facts: Facts, limits: Limits, lock: _Lock, lost: float, gain: float
 def _held(facts: Facts, lock: _Lock) -> tuple[str, Evidence] | None:
     """(text, evidence) of the thread and code that held the lock while others waited."""
     threads: dict[int, int] = defaultdict(int)
+    looked: dict[int, int] = defaultdict(int)  # stacks seen while it was held; without any, those in force
     stacks: dict[int, int] = defaultdict(int)
     own_ends = {t: np.sort(lock.waits.end_ns[lock.waits.thread == t]) for t in lock.waits.by_thread()}
     spans = zip(lock.waits.start_ns.tolist(), lock.waits.end_ns.tolist(), lock.holders, strict=True)
@@ -145,8 +146,7 @@ def _held(facts: Facts, lock: _Lock) -> tuple[str, Evidence] | None:
         threads[holder] += end - since
         look = facts.look_within(holder, since, end)
         if look is not None:
-            stacks[look] += end - since
-            continue
+            looked[look] += end - since
         slices = facts.threads[holder]
         first = max(int(np.searchsorted(slices.start_ns, since, side="right")) - 1, 0)
         last = int(np.searchsorted(slices.start_ns, end, side="left"))
@@ -157,8 +157,8 @@ def _held(facts: Facts, lock: _Lock) -> tuple[str, Evidence] | None:
     thread = max(threads, key=lambda t: threads[t])
     share = 100 * threads[thread] / lock.waits.total_ns
     text = thread_name(facts, thread) if len(threads) == 1 else f"{len(threads)} threads in turn"
-    for stack in (ROOT, *(lock.stacks if set(stacks) - {ROOT, *lock.stacks} else ())):
-        stacks.pop(stack, None)  # who holds it is past waiting for it: such a stack is of a look too early
+    stacks = looked or stacks
+    stacks.pop(ROOT, None)
     code = by_function(
         facts, np.asarray(list(stacks), np.int32), np.asarray(list(stacks.values()), np.int64), lock.layer
     )
