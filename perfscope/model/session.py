@@ -280,8 +280,7 @@ class SessionWriter:
         self._drop()
         (self.partial / "session.json.new").unlink(missing_ok=True)
         shutil.rmtree(self.partial / "tables", ignore_errors=True)  # unreadable without their ends; gives space back
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
-        what = "no space left on its disk" if full else error.strerror or str(error)
+        what = os.strerror(errno.ENOSPC) if "No space left" in str(error) else error.strerror or str(error)
         return RecordingError(
             f"{self.path} can't be written: {what}; the tools' own files that are whole are in {self.raw}",
             hint=f"free some space (df -h {self.partial.parent}), or record to another disk with -o DIR",

@@ -14,7 +14,7 @@ from perfscope.model.info import CollectorReport
 from perfscope.model.session import SessionWriter
 from perfscope.procfs import Process
 
-DEADLINES_S = {"start": 20.0, "process_started": 30.0, "process_ended": 30.0, "tick": 20.0, "stop": 25.0, "read": 900.0}
+DEADLINES_S = {"start": 20.0, "process_started": 30.0, "process_ended": 30.0, "tick": 20.0, "stop": 25.0}
 """Longest a call may take before its collector counts as hung. The slowest honest ones: bcc compiles for seconds on a
 loaded machine; a first JFR start takes 2.3 s and a stopped JVM lets go after ~11 s."""
 TICK_S = 0.1

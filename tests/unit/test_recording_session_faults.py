@@ -39,7 +39,7 @@ def _noise(rows: int) -> dict[str, object]:
 def test_a_full_disk_while_rows_are_written(small_disk: Path) -> None:
     writer = SessionWriter(small_disk / "s")
     writer.write_info(SessionInfo(state="recording"))
-    with pytest.raises(RecordingError, match="no space left on its disk") as caught:
+    with pytest.raises(RecordingError, match="No space left on device") as caught:
         for _ in range(100):
             writer.append("counters", _noise(10_000))
     assert caught.value.exit_code == 3
@@ -55,7 +55,7 @@ def test_a_full_disk_at_the_end(small_disk: Path) -> None:
     writer.append("counters", _noise(10))
     with pytest.raises(OSError, match="No space left"):
         (writer.raw / "tool").write_bytes(bytes(300_000))
-    with pytest.raises(RecordingError, match="no space left on its disk"):
+    with pytest.raises(RecordingError, match="No space left on device"):
         writer.finish(SessionInfo())
     assert not (small_disk / "s").exists()
 
@@ -64,7 +64,7 @@ def test_a_full_disk_at_the_start(small_disk: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
         (small_disk / "full").write_bytes(bytes(300_000))
     writer = SessionWriter(small_disk / "s")
-    with pytest.raises(RecordingError, match="no space left on its disk"):
+    with pytest.raises(RecordingError, match="No space left on device"):
         writer.write_info(SessionInfo())
     writer.discard()
     assert [p.name for p in small_disk.iterdir()] == ["full"]
