@@ -8,14 +8,17 @@ program. The rule: caller F at line L, callee G is *impossible* if L's statement
 - it iterates, awaits or imports nothing (these resume or load code that they don't name), and
 - it reads no attribute that may be a descriptor made of G under another name, and
 - everything it calls is known: a function, or a method of self, defined exactly once in that file, undecorated and no
-  generator; or a builtin that calls nothing but special methods. (A method of another object, `name.method()`, counts as known only
-  for callees of that same file: what the object of another module calls lies there.)
+  generator; or a builtin that calls nothing but special methods. A method of another object, `name.method()`, counts
+  as known only for callees of that same file: what the object of another module calls lies there.
 
-Special methods (`__iter__`...), closures, lambdas and comprehensions are always possible. Nothing is judged where the source is
-missing, newer than the process, or doesn't fit (no function F around L). A caller at its own `def` line has called
-nothing yet. Limits: code that runs at any line - signal handlers, weakref callbacks, trace functions - and functions
-replaced from outside the file (mocks, decorated overrides) look torn; a wrong caller of the right name, or one whose
-line calls something unknown, doesn't. But for those few of the first kind, the share found is a lower bound.
+Special methods (`__iter__`...), closures, lambdas and comprehensions are always possible. Nothing is judged where the
+source is missing, newer than the process, or doesn't fit (no function F around L). A caller at its own `def` line has
+called nothing yet.
+
+Limits: code that runs at any line (signal handlers, trace functions) and functions replaced from outside the file
+(mocks, decorated overrides) look torn; a wrong caller of the right name, or one whose line calls something unknown,
+doesn't. But for the few of the first kind, the share found is a lower bound. Held against the paused stacks of a
+program all over the standard library, where nothing can be torn, the rule found 0 of 1591.
 """
 
 from __future__ import annotations
