@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,6 +17,8 @@ import click
 from perfscope.errors import RecordingError, UsageError
 
 _STOP_SECONDS = 10.0
+_WARM_UP_SECONDS = 3.0
+"""Load before the recording begins: a JVM compiles first, and that is not what a running service does."""
 
 
 @click.command()
@@ -40,7 +43,8 @@ def command(output: Path, seconds: float, force: bool) -> None:
         else:
             _say("no JDK here, so no Java gateway in front of the service  (apt-get install default-jdk-headless)")
         load = running.enter_context(_child([*python, "perfscope.examples.load", url, "--seconds", "3600"]))
-        _say(f"the example stack answers at {url}; recording it for {seconds:g} s")
+        _say(f"the example stack answers at {url}; warming it up, then recording it for {seconds:g} s")
+        time.sleep(_WARM_UP_SECONDS)
         attach = [part for pid in pids for part in ("-p", str(pid))]
         _perfscope("record", "-o", str(output), "-d", f"{seconds:g}", *(["--force"] if force else []), *attach)
         load.terminate()
