@@ -34,6 +34,9 @@ BACKENDS = {
 
 DRAIN_SECONDS = 0.05
 
+BRACKET_NS, BRACKET_TRIES = 500_000, 10
+"""A moment and /proc's CPU times of it are read this close together, or as close as a busy machine allows."""
+
 
 class EbpfCollector(Collector):
     """Follows every thread of the target from its first instruction, or from when the recording began."""
@@ -112,8 +115,11 @@ class EbpfCollector(Collector):
         thread = threads.snapshot(pid, tid)
         if backend is None or thread is None or not backend.follow(thread):
             return
-        now = time.monotonic_ns()
-        before = procfs.schedstat(pid, tid)
+        for _ in range(BRACKET_TRIES):
+            now = time.monotonic_ns()
+            before = procfs.schedstat(pid, tid)
+            if time.monotonic_ns() - now < BRACKET_NS:
+                break
         if before is None:
             backend.forget(tid)
             return
@@ -155,12 +161,15 @@ class EbpfCollector(Collector):
             self._stopping.set()
             if self._drainer is not None:
                 self._drainer.join()
-            self._stop_ns = time.monotonic_ns()
             backend = self._backend
             if backend is None:
+                self._stop_ns = time.monotonic_ns()
                 return
             try:
-                self._last_words()
+                for _ in range(BRACKET_TRIES):
+                    self._last_words()
+                    if time.monotonic_ns() - self._stop_ns < BRACKET_NS:
+                        break
                 backend.stop()
                 if self._drm is not None:
                     self._drm.stop()
@@ -171,7 +180,9 @@ class EbpfCollector(Collector):
         """CPU times and names of the threads that live on, as close to the end as can be."""
         backend = self._backend
         assert backend is not None
-        for pid in {pid for pid, _ in backend.followed()}:
+        pids = {pid for pid, _ in backend.followed()}
+        self._stop_ns = time.monotonic_ns()
+        for pid in pids:
             for tid in procfs.threads(pid):
                 self._final[tid] = procfs.schedstat(pid, tid)
                 self._names[tid] = procfs.comm(pid, tid)
@@ -186,8 +197,9 @@ class EbpfCollector(Collector):
         window = tables.Window(max(start_ns, self._start_ns), min(stop_ns, self._stop_ns))
         tasks, count = self._scan()
         lives = threads.build(self._initial, tasks, self._final, self._stop_ns)
-        if not backend.paired and backend.losses().events:  # it can't say whose they were
-            for life in lives.lives:
+        unsure = not backend.paired and backend.losses().events > 0  # it can't say whose they were
+        for life in lives.lives:
+            if unsure or life.tid in backend.broken:
                 life.complete = False
         for life in lives.lives:
             if life.end_ns is None:

@@ -40,6 +40,8 @@ class Backend(ABC):
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.notes: list[str] = []
+        self.broken: set[int] = set()
+        """Threads found, after `finish`, to have missed a switch."""
 
     @property
     @abstractmethod

@@ -52,8 +52,12 @@ def starting_rows(followed: Iterable[tuple[int, Thread]]) -> Records:
     return np.array(rows, EVENT)
 
 
-def pair(source: Path, target: Path, followed: Iterable[tuple[int, Thread]]) -> None:
-    """Reads unpaired events from `source` and writes paired ones to `target`."""
+def pair(source: Path, target: Path, followed: Iterable[tuple[int, Thread]]) -> set[int]:
+    """Reads unpaired events from `source` and writes paired ones to `target`.
+
+    Returns the ids of threads that got a CPU without having left one: a switch of theirs was missed.
+    """
+    broken: set[int] = set()
     carry = np.empty(0, EVENT)
     pending = starting_rows(followed)
     with target.open("wb") as file:
@@ -61,11 +65,12 @@ def pair(source: Path, target: Path, followed: Iterable[tuple[int, Thread]]) -> 
             rows = np.concatenate([pending, piece])
             settled = rows["time"].astype(np.int64) <= int(rows["time"].max()) - SETTLE_NS
             pending = rows[~settled]
-            paired, carry = _pair_piece(carry, rows[settled])
+            paired, carry = _pair_piece(carry, rows[settled], broken)
             file.write(paired.tobytes())
-        paired, carry = _pair_piece(carry, pending)
+        paired, carry = _pair_piece(carry, pending, broken)
         file.write(paired.tobytes())
         file.write(_still_open(carry).tobytes())
+    return broken
 
 
 def _streams(events: Records) -> Records:
@@ -97,7 +102,7 @@ def _before(index: Index, first: Index) -> Index:
     return np.where(shifted >= first, shifted, -1)
 
 
-def _pair_piece(carry: Records, events: Records) -> tuple[Records, Records]:
+def _pair_piece(carry: Records, events: Records, broken: set[int]) -> tuple[Records, Records]:
     rows = np.concatenate([carry, _streams(events)])
     order = np.lexsort((rows["time"], rows["tid"]))
     rows = rows[order]
@@ -121,6 +126,7 @@ def _pair_piece(carry: Records, events: Records) -> tuple[Records, Records]:
 
     at = np.flatnonzero(mine & (kind == ON))
     from_ = off[at]
+    broken.update(np.unique(rows["tid"][at[from_ <= before_on[at]]]).tolist())
     at, from_ = at[from_ > before_on[at]], from_[from_ > before_on[at]]
     sched = np.zeros(len(at), EVENT)
     for name in ("time", "tgid", "tid", "extra", "cpu"):

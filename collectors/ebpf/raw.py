@@ -177,9 +177,10 @@ class UnpairedBackend(Backend):
 
     def follow(self, thread: Thread) -> bool:
         self.drain()  # it may be a child of a followed thread, its birth still in a buffer
-        if thread.tid in self._tids:
-            return False
-        self._tids = np.append(self._tids, np.uint32(thread.tid))
+        with self._lock:
+            if thread.tid in self._tids:
+                return False
+            self._tids = np.append(self._tids, np.uint32(thread.tid))
         self._groups.add((thread.tgid, thread.tid))
         self._followed.append((time.monotonic_ns(), thread))
         return True
@@ -216,7 +217,7 @@ class UnpairedBackend(Backend):
     def finish(self) -> None:
         """Writes events.bin and blocks.bin as a paired backend would have."""
         unpaired, requests = self.directory / "unpaired.bin", self.directory / "requests.bin"
-        pairing.pair(unpaired, self.directory / "events.bin", self._followed)
+        self.broken |= pairing.pair(unpaired, self.directory / "events.bin", self._followed)
         pairing.pair_blocks(requests, self.directory / "blocks.bin")
         unpaired.unlink(missing_ok=True)
         requests.unlink(missing_ok=True)

@@ -184,6 +184,10 @@ def append_blocks(writer: SessionWriter, blocks: Records, window: Window, lives:
     flags, flag_codes = np.unique(rows["rwbs"], return_inverse=True)
     names = [flag.decode(errors="replace") for flag in flags]
     devices, device_codes = np.unique(rows["dev"], return_inverse=True)
+    operations = ("read", "write", "discard", "flush", "other")
+    does = np.array([operations.index(operation(name)) for name in names], np.int32)[flag_codes]
+    empty_flush = (rows["bytes"] == 0) & np.array([name.startswith("F") for name in names])[flag_codes]
+    does = np.where(empty_flush, operations.index("flush"), does).astype(np.int32)
     issue = np.where(rows["issue"] > window.stop_ns, 0, rows["issue"]).astype(np.int64)
     done = np.where(rows["complete"] > window.stop_ns, 0, rows["complete"]).astype(np.int64)
     writer.append(
@@ -198,7 +202,7 @@ def append_blocks(writer: SessionWriter, blocks: Records, window: Window, lives:
             "device": _category(device_codes.astype(np.int32), [device_name(int(d)) for d in devices]),
             "sector": rows["sector"].astype(np.int64),
             "bytes": rows["bytes"].astype(np.int64),
-            "operation": _category(flag_codes.astype(np.int32), [operation(name) for name in names]),
+            "operation": _category(does, operations),
             "flags": _category(flag_codes.astype(np.int32), names),
             "error": np.where(done == 0, 0, block_errors(rows["error"])),
             "in_target": np.isin(rows["tid"], targets),
