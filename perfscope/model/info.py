@@ -40,7 +40,10 @@ class CollectorReport:
 
 @dataclass
 class SessionInfo:
-    """The whole of session.json. Times in ns on CLOCK_MONOTONIC; `started_at` is the wall clock, for people only."""
+    """The whole of session.json. Times in ns on CLOCK_MONOTONIC; `started_at` is the wall clock, for people only.
+
+    own_cpu_ns: CPU time of perfscope and its tools from attaching to detaching (not of reading afterwards).
+    """
 
     command: list[str] = field(default_factory=list)
     pids: list[int] = field(default_factory=list)

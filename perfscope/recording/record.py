@@ -144,6 +144,7 @@ class Recording:
         _refuse_unreadable(request.pids)
         usable, self.info.collectors = plan(request)
         writer = SessionWriter(request.output, force=request.force)
+        cpu_before_s = _cpu_s()
         guard = Guard()
         try:
             own = {os.getpid(), guard.pid}
@@ -157,7 +158,7 @@ class Recording:
             self._stop()
         finally:
             guard.close()
-        self._own_cost()
+        self._own_cost(cpu_before_s)
         self.signals.writing = True
         self._read(writer)
         writer.finish(self.info, keep_raw=request.keep_raw)
@@ -245,12 +246,11 @@ class Recording:
         while [s for s in self.supervisors if not s.settled(call)]:
             self.signals.wait(0.01)
 
-    def _own_cost(self) -> None:
-        """CPU time of perfscope and its tools while it attached, recorded and detached: not the target's."""
+    def _own_cost(self, before_s: float) -> None:
+        """CPU time of perfscope and its tools from attaching to detaching: what competes with the target for CPUs."""
         if self.target and self.target.exited():
             self.info.exit_status = self.target.reap()
-        own, tools = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-        spent = own.ru_utime + own.ru_stime + tools.ru_utime + tools.ru_stime
+        spent = _cpu_s() - before_s
         if self.target and self.target.usage:
             spent -= self.target.usage.ru_utime + self.target.usage.ru_stime
         self.info.own_cpu_ns = int(spent * 1e9)
@@ -262,6 +262,12 @@ class Recording:
         for supervisor in self.supervisors:
             info.collectors[supervisor.name] = supervisor.read(writer, info.start_ns, info.stop_ns)
             info.clocks.update(supervisor.collector.clocks)
+
+
+def _cpu_s() -> float:
+    """CPU time so far of perfscope and of all its children that have ended, the target among them."""
+    own, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
 
 
 def _wall_clock(start_ns: int, stop_ns: int, error_ns: int, elapsed_ns: int) -> dict[str, int | None]:

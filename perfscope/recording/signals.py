@@ -56,6 +56,8 @@ class Signals:
         self._wakeup_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         handled = (*_PASSED_ON, signal.SIGCHLD) if self.target else _ENDING
         for number in handled:
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # under nohup
             self._before[number] = signal.signal(number, self._handle)
         if self.target:
             self._before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)

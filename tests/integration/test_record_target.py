@@ -275,6 +275,22 @@ def test_running_processes_are_recorded_and_left_alone(tmp_path: Path) -> None:
             target.wait()
 
 
+def test_nohup_is_respected(tmp_path: Path) -> None:
+    target = subprocess.Popen(["sleep", "1000"])
+    try:
+        command = ["nohup", *map(str, RECORD), "-p", str(target.pid), "-o", str(tmp_path / "s")]
+        perfscope = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        notes = tmp_path / "s.partial" / "raw" / "notes" / "notes"
+        wait_for(lambda: notes.exists() and "started" in notes.read_text())
+        perfscope.send_signal(signal.SIGHUP)
+        perfscope.send_signal(signal.SIGTERM)
+        assert perfscope.wait() == 0
+        assert _info(tmp_path / "s")["stopped_by"] == "SIGTERM"
+    finally:
+        target.kill()
+        target.wait()
+
+
 def test_a_process_that_nobody_waits_for_has_ended_all_the_same(tmp_path: Path) -> None:
     target = subprocess.Popen(["sleep", "1"])
     done = subprocess.run([*RECORD, "-p", str(target.pid), "-o", tmp_path / "s"], capture_output=True)
