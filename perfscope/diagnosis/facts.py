@@ -181,8 +181,9 @@ class Facts:
         order = np.lexsort((wake, tid))
         tid, wake, waker = tid[order], wake[order], waker[order]
         distinct, first = np.unique(tid, return_index=True)
-        pieces = zip(distinct.tolist(), np.split(wake, first[1:]), np.split(waker, first[1:]), strict=True)
-        return {t: (times, by) for t, times, by in pieces}
+        ends = np.append(first[1:], len(tid))
+        spans = zip(distinct.tolist(), first.tolist(), ends.tolist(), strict=False)  # without rows there is one end
+        return {t: (wake[a:b], waker[a:b]) for t, a, b in spans}
 
     def woken_by(self, thread: int, start_ns: int, end_ns: int) -> int | None:
         """tid of who woke the thread last in (start_ns, end_ns]; None if unknown."""
@@ -267,7 +268,10 @@ class Facts:
         """Why a collector has no (or not all) data here, and what mends it; None if it worked."""
         report = self.info.collectors.get(name)
         if report is None:
-            return f"{name} was not recorded", f"perfscope record --collect ...,{name}"
+            return (
+                f"{name} was not recorded",
+                f"perfscope record without --collect; perfscope doctor says whether {name} can run here",
+            )
         if report.status in ("failed", "unavailable"):
             return f"{name} {report.status}: {report.why or 'no reason given'}", report.hint or "perfscope doctor"
         return None

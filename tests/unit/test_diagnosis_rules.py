@@ -431,6 +431,15 @@ def test_the_holder_of_a_java_lock_without_owner_is_who_woke_the_waiter(tmp_path
     assert "at Cache.lookup:12; held by http-1 at Cache.fetch:30" in finding.title
 
 
+def test_a_java_lock_without_scheduler_records_has_no_known_holder(tmp_path):
+    made = Made(tmp_path, runtime="java", collectors=("jfr",))
+    waiting = made.stack("Cache.lookup", layer="java", file=None, line=12)
+    made.thread(1, "http-1", [("lock", 900, waiting), ("unknown", 100, waiting)])
+    made.writer.append("jvm_events", [event("ThreadPark", 0, 900, tid=1, stack_id=waiting, subject=REENTRANT)])
+    (finding,) = made.verdict("lock-contention").findings
+    assert "its holder is unknown" in finding.title
+
+
 def test_gc_pauses(tmp_path):
     made = jvm(tmp_path)
     made.thread(1, "main", [("running", 1000, ROOT)])
