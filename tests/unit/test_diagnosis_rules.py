@@ -467,8 +467,9 @@ def test_a_concurrent_collector_without_pauses_is_not_evaluable(tmp_path):
     assert made.verdict("gc-pause").verdict == "not_evaluable"
 
 
-def test_jvm_allocation_names_the_place(tmp_path):
-    made = jvm(tmp_path)
+@pytest.mark.parametrize(("collectors", "gain"), [(("jfr", "ebpf"), 60), (("jfr",), None)])
+def test_jvm_allocation_names_the_place(tmp_path, collectors, gain):
+    made = Made(tmp_path, runtime="java", collectors=collectors)
     parse = made.stack("Parser.parse", layer="java", file="Parser.java", line=9)
     other = made.stack("Other.run", layer="java", file="Other.java", line=3)
     made.thread(1, "main", [("running", 600, parse), ("running", 400, other)])
@@ -480,7 +481,7 @@ def test_jvm_allocation_names_the_place(tmp_path):
     (finding,) = made.verdict("jvm-allocation").findings
     assert (finding.where.file, finding.where.line) == ("Parser.java", 9)
     assert value(finding, "allocated") == 1000
-    assert finding.gives_back_pct == 60
+    assert finding.gives_back_pct == gain
     assert value(finding, "of class byte[]") == 100
 
 

@@ -2,7 +2,8 @@
 
 Measured on JFR's allocation samples, whose weights (column bytes) add up to the bytes allocated. The share of a place
 is given with Wilson's interval over the samples. gives_back: the time in which that function was on the CPU, by Java
-samples, as Facts.ceiling_pct with the work gone, plus the GC pauses: no more can come from allocating less there.
+samples, as Facts.ceiling_pct with the work gone, plus the GC pauses: no more can come from allocating less there. It is
+null where nothing says what was on a CPU.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from perfscope.diagnosis.rules.gc_pause import pauses
 from perfscope.diagnosis.rules.python_hotspot import wilson
 from perfscope.diagnosis.thresholds import Limits
 from perfscope.merge.slices import RUNNING
-from perfscope.model.finding import Finding, Severity, Verdict, Where
+from perfscope.model.finding import Evidence, Finding, Severity, Verdict, Where
 from perfscope.model.stacks import ROOT, Frame
 
 RULE = "jvm-allocation"
@@ -73,7 +74,7 @@ def _process(facts: Facts, limits: Limits, pid: int) -> Finding | str | None:
         rate < limits["rate_mb_s"].value
         or len(weights) < limits["samples"].value
         or 100 * low < limits["site_share_pct"].value
-        or gain < limits["gives_back_pct"].value
+        or (gain is not None and gain < limits["gives_back_pct"].value)
     ):
         return f"pid {pid}: {text}: below the thresholds"
     subjects = _classes(rows["subject"].to_pylist(), weights.tolist())
@@ -98,23 +99,33 @@ def _process(facts: Facts, limits: Limits, pid: int) -> Finding | str | None:
             ),
             observed("upper end of the 95 % interval", 100 * high, "%", MEASURED),
             against("allocation samples", len(weights), limits["samples"], MEASURED),
-            against("ceiling of elapsed time saved", gain, limits["gives_back_pct"], "samples (JFR), sched, GC pauses"),
+            *_ceiling(gain, limits),
             *(observed(f"of class {name}", 100 * n / total, "% of bytes", MEASURED) for name, n in subjects[:3]),
         ),
-        round(gain, 1),
+        None if gain is None else round(gain, 1),
         "reuse what this place makes on each call (buffers, StringBuilder, ByteBuffer, token arrays), size collections "
         "beforehand, avoid boxing and copies between String and byte[], or parse and write streams directly",
         flame(facts, "cpu"),
     )
 
 
-def _gain(facts: Facts, pid: int, frame: Frame) -> float:
+def _gain(facts: Facts, pid: int, frame: Frame) -> float | None:
+    """Ceiling in percent; None without scheduler records, since then no one knows what was on a CPU."""
+    if facts.collector_gap("ebpf"):
+        return None
     running, stacks = facts.slices([RUNNING], [pid])
     inside = running.where(_on_stack(facts, frame)[stacks])
     gain = facts.ceiling_pct(inside, work_stays=False)
     if (paused := pauses(facts, pid)) is not None:
         gain += 100 * int((paused[1] - paused[0]).sum()) / facts.elapsed_ns
     return min(100.0, gain)
+
+
+def _ceiling(gain: float | None, limits: Limits) -> list[Evidence]:
+    if gain is None:
+        return []
+    by = "samples (JFR) on a CPU (sched), GC pauses"
+    return [against("ceiling of elapsed time saved", gain, limits["gives_back_pct"], by)]
 
 
 def _on_stack(facts: Facts, frame: Frame) -> npt.NDArray[np.bool_]:
