@@ -54,10 +54,11 @@ def open_binary(path: Path) -> Iterator[IO[bytes]]:
 
 def chunks(stream: IO[bytes]) -> Iterator[bytes]:
     """Pieces of the stream. Raises Unsound where it is damaged or goes beyond MAX_STREAM."""
+    read1 = cast(Any, stream).read1  # unlike read, gives what comes before the damage
     done = 0
     while True:
         try:
-            data = stream.read(CHUNK)
+            data: bytes = read1(CHUNK)
         except (OSError, EOFError, zlib.error) as error:
             raise Unsound(f"compressed data damaged ({error})", done) from None
         if not data:

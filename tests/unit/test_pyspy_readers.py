@@ -212,6 +212,13 @@ def test_a_cut_file_is_read_up_to_there_and_named(tmp_path: Path) -> None:
     assert 0 < seconds(session, tid=12906) < seconds(everything, tid=12906)
 
 
+def test_a_cut_gzip_is_read_up_to_there(tmp_path: Path) -> None:
+    whole = (DATA / "no_threads.json.gz").read_bytes()
+    result, session = read(write(tmp_path / "cut.json.gz", whole[: len(whole) * 2 // 3]))
+    assert result.report.status == "partial" and "byte" in (result.report.why or "")
+    assert 10 < len(rows(session)) < 113
+
+
 @pytest.mark.parametrize(
     "content",
     [
