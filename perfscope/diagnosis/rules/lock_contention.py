@@ -76,12 +76,17 @@ def evaluate(facts: Facts, limits: Limits) -> Verdict:
     findings: list[Finding] = []
     doubtful: list[Finding] = []
     worst = 0.0
-    for lock in locks:
+    # A wait gives back no more than its own length, so locks with little waiting need no closer look.
+    enough_ns = limits["gives_back_pct"].value / 100 * facts.elapsed_ns
+    waited = [lock for lock in locks if lock.waits.total_ns >= enough_ns]
+    for lock in waited:
         lost, gain = facts.lost_pct(lock.waits), facts.ceiling_pct(lock.waits, work_stays=True)
         worst = max(worst, lost)
         if lost >= limits["lost_pct"].value and gain >= limits["gives_back_pct"].value:
             (findings if lock.certain else doubtful).append(_finding(facts, limits, lock, lost, gain))
-    why = f"{len(locks)} contended locks; the worst cost its waiters {worst:.1f} % of their working time"
+    why = f"{len(waited)} of {len(locks)} contended locks were waited for at length"
+    if waited:
+        why += f"; the worst cost its waiters {worst:.1f} % of their working time"
     if findings:
         return Verdict(RULE, "flagged", why, tuple(findings))
     if doubtful:
