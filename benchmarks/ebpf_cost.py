@@ -60,7 +60,7 @@ def main() -> None:
     for backend, results in runs.items():
         time_us, own, events, lost = (statistics.median(column) for column in zip(*results, strict=True))
         print(
-            f"{backend}: {time_us:.2f} us/op ({time_us / base:.2f}x), own {own:.0f} ns/record, {events:.0f}, lost {lost}"
+            f"{backend}: {time_us:.2f} us/op ({time_us / base:.2f}x), own {own:.0f} ns each, {events:.0f}, {lost} lost"
         )
 
 
