@@ -123,7 +123,19 @@ class Facts:
     def _active_outside(self, lost: Intervals) -> Intervals:
         """Active time of all threads, less what is `lost` (which may cut slices of a thread anywhere)."""
         whole, state, _ = self._all
-        active = whole.where(np.isin(state, ACTIVE))
+        mask = np.isin(state, ACTIVE)
+        if len(whole) and len(lost):
+            # Whole slices, as most losses are, only need leaving out. They are sorted by thread and start.
+            span = int(whole.end_ns.max() - whole.start_ns.min()) + 1
+            keys = whole.thread * span + (whole.start_ns - whole.start_ns.min())
+            row = np.minimum(
+                np.searchsorted(keys, lost.thread * span + (lost.start_ns - whole.start_ns.min())), len(keys) - 1
+            )
+            same = (whole.thread[row] == lost.thread) & (whole.start_ns[row] == lost.start_ns)
+            if (same & (whole.end_ns[row] == lost.end_ns)).all():
+                mask[row] = False
+                return whole.where(mask)
+        active = whole.where(mask)
         parts = []
         for thread in np.unique(active.thread):
             mine = active.where(active.thread == thread)
