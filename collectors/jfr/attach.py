@@ -31,6 +31,10 @@ class UnreachableError(CollectorError):
     """No request got to the JVM, so another way may be tried without doing anything twice."""
 
 
+class RefusedError(CollectorError):
+    """The JVM answered that it won't. One that is still starting refuses what it takes a moment later."""
+
+
 class NotReadyError(CollectorError):
     """The JVM can't be asked yet: it is still starting, or stopped by a signal. Asking later may work."""
 
@@ -101,7 +105,8 @@ def over_socket(process: Process, text: str, timeout: float) -> str:
     code, _, rest = reply.partition(b"\n")
     answer = rest.decode(errors="replace").strip()
     if code.strip() != b"0":
-        raise CollectorError(f"JVM {process.pid} refused {text.split()[0]}: {answer or code.decode(errors='replace')}")
+        reason = answer or f"result {code.decode(errors='replace')}"
+        raise RefusedError(f"JVM {process.pid} refused {text.split()[0]}: {reason}")
     return answer
 
 

@@ -118,15 +118,24 @@ class JfrCollector(Collector):
             self._cpu_ns += time.thread_time_ns() - began
 
     def process_ended(self, pid: int) -> None:
-        self._waiting.pop(pid, None)
+        self._gave_up(pid)
         for recording in self.recordings:
             if recording.process.pid == pid and not recording.process.alive():
                 recording.stop(self.context.raw, self.context.guard)
 
+    def _gave_up(self, pid: int) -> None:
+        """A JVM ended before it could be asked."""
+        waiting = self._waiting.pop(pid, None)
+        if waiting is not None and waiting.error is not None:
+            error = CollectorError(
+                f"it ended before its recording could begin: {waiting.error}", hint=waiting.error.hint
+            )
+            self._failed[waiting.process.pid, waiting.process.start_ticks] = error
+
     def tick(self) -> None:
         for pid, waiting in list(self._waiting.items()):
             if not waiting.process.alive():
-                del self._waiting[pid]
+                self._gave_up(pid)
             elif time.monotonic_ns() >= waiting.next_ns:
                 self.process_started(waiting.process)
         if time.monotonic_ns() >= self._next_scan:

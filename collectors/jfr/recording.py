@@ -60,15 +60,6 @@ class JvmRecording:
         attach.check_attachable(process)
         name = f"perfscope-{secrets.token_hex(6)}"
         self = cls(process, name, jvm.java_version(process.pid))
-        try:
-            known, self.via = attach.command(process, "JFR.check")
-        except CollectorError as error:
-            if "Unknown diagnostic command" not in str(error):
-                raise
-            raise attach.NotReadyError(
-                f"JVM {process.pid} has no Flight Recorder (yet)", hint="it needs Java 11 or newer, or OpenJDK 8u262"
-            ) from None
-        self.others = "No available recordings" not in known
         folder = self._folder = TargetFolder(process, name)
         guard(
             name,
@@ -87,10 +78,14 @@ class JvmRecording:
             folder.write("rotate.jfc", probes.path("jfr", "rotate.jfc").read_text(encoding="utf-8"))
             self._start(profile)
         except (CollectorError, OSError) as error:
-            with suppress(CollectorError):
-                stop_recording(process, name, tries=2)
+            if not isinstance(error, attach.RefusedError):
+                with suppress(CollectorError):
+                    stop_recording(process, name, tries=2)
             folder.remove()
             guard(name, [])
+            if isinstance(error, attach.RefusedError):
+                hint = "Flight Recorder needs Java 11 or newer, or OpenJDK 8u262"
+                raise attach.NotReadyError(str(error), hint=hint) from None
             if isinstance(error, OSError):
                 raise CollectorError(f"can't prepare JVM {process.pid}: {error.strerror or error}") from None
             raise
@@ -109,6 +104,10 @@ class JvmRecording:
         self.running = True
         self._repository = _open_repository(self.process)
         self._rotate(before)
+        with suppress(CollectorError):  # a JVM that ends just now keeps its recording
+            known, _ = attach.command(self.process, "JFR.check")
+            names = [line for line in known.splitlines() if line.startswith("Recording ")]
+            self.others = any(f"name={self.name}" not in line for line in names)
 
     def _rotate(self, before_ns: int) -> None:
         """Makes the JVM begin new chunks. Each one's header is another reading of its ticks beside the wall clock."""
