@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,7 @@ class _Terminal:
             os.chdir(cwd)
             os.execvp(argv[0], argv)
         self.shown = b""
+        self.status: int | None = None
 
     def read_until(self, text: bytes, seconds: float = 60) -> None:
         end = time.monotonic() + seconds
@@ -157,11 +159,34 @@ class _Terminal:
                     break
             except OSError:  # the other end is closed
                 break
+        self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.status
+
+    def close(self) -> None:
+        """Hangs up: what still runs there gets SIGHUP."""
         os.close(self.fd)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        if self.status is None:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
 
 
-def test_ctrl_c_reaches_the_command_once_and_the_session_is_finished(tmp_path: Path) -> None:
+Terminals = Callable[[list[str]], _Terminal]
+
+
+@pytest.fixture
+def terminals(tmp_path: Path) -> Iterator[Terminals]:
+    opened: list[_Terminal] = []
+
+    def start(argv: list[str]) -> _Terminal:
+        opened.append(_Terminal(argv, tmp_path))
+        return opened[-1]
+
+    yield start
+    for terminal in opened:
+        terminal.close()
+
+
+def test_ctrl_c_reaches_the_command_once_and_the_session_is_finished(tmp_path: Path, terminals: Terminals) -> None:
     program = (
         "import signal, time\n"
         "got = []\n"
@@ -172,7 +197,7 @@ def test_ctrl_c_reaches_the_command_once_and_the_session_is_finished(tmp_path: P
         "print('interrupts', len(got), flush=True)\n"
         "raise SystemExit(6)\n"
     )
-    terminal = _Terminal([*map(str, RECORD), "-o", "s", "--", sys.executable, "-c", program], tmp_path)
+    terminal = terminals([*map(str, RECORD), "-o", "s", "--", sys.executable, "-c", program])
     terminal.read_until(b"ready")
     terminal.type(b"\x03")
     terminal.read_until(b"interrupts 1")
@@ -180,19 +205,18 @@ def test_ctrl_c_reaches_the_command_once_and_the_session_is_finished(tmp_path: P
     assert _info(tmp_path / "s")["exit_status"] == 6
 
 
-def test_ctrl_z_stops_both_and_fg_continues_both(tmp_path: Path) -> None:
-    program = "import os, pathlib, time\nprint('ready', os.getpid(), flush=True)\n" + (
-        "while not pathlib.Path('go').exists(): time.sleep(0.01)\nprint('fini' + 'shed')\n"
+def test_ctrl_z_stops_both_and_fg_continues_both(tmp_path: Path, terminals: Terminals) -> None:
+    (tmp_path / "program.py").write_text(
+        "import os, pathlib, time\n"
+        "pathlib.Path('pid.new').write_text(str(os.getpid()))\n"
+        "os.rename('pid.new', 'pid')\n"
+        "while not pathlib.Path('go').exists(): time.sleep(0.01)\n"
+        "print('fini' + 'shed')\n"
     )
-    (tmp_path / "program.py").write_text(program)
-    shell = _Terminal(["bash", "--norc", "--noprofile", "-i"], tmp_path)
-    shell.type(
-        b"PS1=; " + " ".join(map(str, [*RECORD, "-o", "s", "--", sys.executable, "program.py"])).encode() + b"\n"
-    )
-    shell.read_until(b"ready ")
-    shell.read_until(b"\n")
-    wait_for(lambda: shell.shown.split(b"ready ")[-1].split(b"\r")[0].isdigit())
-    target = int(shell.shown.split(b"ready ")[-1].split(b"\r")[0])
+    shell = terminals(["bash", "--norc", "--noprofile", "-i"])
+    shell.type(" ".join(map(str, [*RECORD, "-o", "s", "--", sys.executable, "program.py"])).encode() + b"\n")
+    wait_for((tmp_path / "pid").exists)
+    target = int((tmp_path / "pid").read_text())
     perfscope = int(Path(f"/proc/{target}/stat").read_text().rpartition(")")[2].split()[1])
     shell.type(b"\x1a")
     wait_for(lambda: _state(target) == "T" and _state(perfscope) == "T")
@@ -207,10 +231,10 @@ def test_ctrl_z_stops_both_and_fg_continues_both(tmp_path: Path) -> None:
     assert _info(tmp_path / "s")["collectors"]["notes"]["status"] == "ok"
 
 
-def test_the_status_line_is_live_on_a_terminal_that_nobody_else_uses(tmp_path: Path) -> None:
+def test_the_status_line_is_live_on_a_terminal_that_nobody_else_uses(tmp_path: Path, terminals: Terminals) -> None:
     target = subprocess.Popen(["sleep", "1000"])
     try:
-        terminal = _Terminal([*map(str, RECORD), "-o", "s", "-p", str(target.pid)], tmp_path)
+        terminal = terminals([*map(str, RECORD), "-o", "s", "-p", str(target.pid)])
         terminal.read_until(b"1 processes, 1 threads")
         terminal.type(b"\x03")
         terminal.read_until(b"recorded (SIGINT)")
