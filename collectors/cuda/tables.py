@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from perfscope.collectors.cuda import spool as records
-from perfscope.collectors.cuda.demangle import demangle
+from perfscope.demangle import demangle
 from perfscope.collectors.cuda.spool import Spool
 from perfscope.model.session import SessionWriter
 from perfscope.model.stacks import ROOT, Frame, StackTable
