@@ -19,6 +19,7 @@ COLLECTORS: dict[str, str] = {
 READERS: dict[str, str] = {
     "pyspy": "perfscope.collectors.pyspy",
     "jfr": "perfscope.collectors.jfr",
+    "ncu": "perfscope.collectors.ncu",
 }
 """Modules that read files made elsewhere: each has `sniff(head: bytes, path) -> bool` and
 `import_file(path, writer) -> ImportResult` (collectors.base)."""

@@ -7,7 +7,8 @@ ns, byte, hz, and the bare unit without its prefix for all else.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from perfscope.model.session import SessionWriter
 
@@ -35,6 +36,18 @@ class Launch:
     block: tuple[int, int, int] | None = None
     metrics: dict[str, tuple[float, str]] = field(default_factory=dict)
 
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Launch:
+        launch = cls(**data)
+        for name in ("grid", "block"):
+            value = getattr(launch, name)
+            setattr(launch, name, None if value is None else (value[0], value[1], value[2]))
+        launch.metrics = {name: (value, unit) for name, (value, unit) in launch.metrics.items()}
+        return launch
+
 
 def to_base(value: float, unit: str) -> tuple[float, str]:
     """A value in its base unit: (2.5, "Gbyte/second") -> (2.5e9, "byte/s"); (3, "ms") -> (3e6, "ns").
@@ -58,8 +71,10 @@ def to_base(value: float, unit: str) -> tuple[float, str]:
 
 def dimensions(text: str) -> tuple[int, int, int] | None:
     """ "(256, 1, 1)" -> (256, 1, 1); None for anything else."""
-    numbers = re.findall(r"\d+", text)
-    return (int(numbers[0]), int(numbers[1]), int(numbers[2])) if len(numbers) == 3 else None
+    numbers = re.findall(r"\d+", text) if len(text) < 100 else []
+    if len(numbers) != 3 or max(map(int, numbers)) >= 1 << 31:
+        return None
+    return int(numbers[0]), int(numbers[1]), int(numbers[2])
 
 
 def write(launches: list[Launch], writer: SessionWriter) -> None:

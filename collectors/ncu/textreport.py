@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from pathlib import Path
 
 from perfscope.collectors.ncu.launches import Launch, dimensions, to_base
+from perfscope.demangle import demangle
 from perfscope.errors import InputError
 
 _IDENTITY = {
@@ -99,8 +101,8 @@ def _launch(cell: dict[str, str]) -> Launch | None:
         return None
     pid = cell.get("Process ID", "")
     return Launch(
-        name,
-        int(pid) if pid.isdigit() else None,
+        demangle(name),
+        int(pid) if re.fullmatch(r"[0-9]{1,9}", pid) else None,
         cell.get("Device") or None,
         dimensions(cell.get("Grid Size", "")),
         dimensions(cell.get("Block Size", "")),
