@@ -1,0 +1,14 @@
+#!/bin/sh
+# Records every planted program, on a machine with a GPU and torch: scripts/gpu/record_planted.sh OUT [PYTHON]
+# Leaves OUT/NAME.perfscope, OUT/NAME.txt (the diagnosis), and a small session OUT/small/NAME.perfscope of each.
+set -eu
+out=$1
+python=${2:-python3}
+here=$(dirname "$0")
+mkdir -p "$out/small"
+for program in "$here"/planted/*.py; do
+    name=$(basename "$program" .py)
+    "$python" -m perfscope record --force -o "$out/$name.perfscope" -- "$python" "$program" 5 || echo "$name: status $?"
+    "$python" -m perfscope diagnose "$out/$name.perfscope" >"$out/$name.txt" 2>&1 || true
+    "$python" "$here/trim_session.py" --force "$out/$name.perfscope" "$out/small/$name.perfscope"
+done
