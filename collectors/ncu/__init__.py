@@ -50,5 +50,7 @@ def read(path: Path) -> tuple[list[launches.Launch], CollectorReport]:
     if report.why:
         report.status, report.why = "partial", f"{path.name}: {report.why}"
     report.events = len(measured)
-    report.notes.append("Nsight Compute replays each kernel alone, with cold caches unless asked: its times are its own")
+    report.notes.append(
+        "Nsight Compute replays each kernel alone, with cold caches unless asked: its times are its own"
+    )
     return measured, report

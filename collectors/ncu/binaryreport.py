@@ -127,13 +127,19 @@ def _child(path: str, out: str) -> int:
     launches = []
     for range_index in range(len(report)):
         part = report.range_by_idx(range_index)
-        launches += [_launch(part.action_by_idx(i)).to_json() for i in range(part.num_actions())]
+        measured = [_launch(part.action_by_idx(i)) for i in range(part.num_actions())]
+        launches += [launch.to_json() for launch in measured if launch]
     Path(out).write_text(json.dumps(launches), encoding="utf-8")
     return 0
 
 
-def _launch(action: Any) -> Launch:
-    launch = Launch(demangle(action.name(action.NameBase_MANGLED)) or action.name())
+def _launch(action: Any) -> Launch | None:
+    """One launch; None where the file has lost its name."""
+    names = [action.name(base) for base in (action.NameBase_MANGLED, action.NameBase_DEMANGLED)]
+    known = next((name for name in names if name), None)
+    if known is None:
+        return None
+    launch = Launch(demangle(known))
     for name in action.metric_names():
         metric = action.metric_by_name(name) if isinstance(name, str) else None
         if metric is None or not metric.has_value():

@@ -23,7 +23,7 @@ def diagnose(session: Session, thresholds: Thresholds | None = None) -> Diagnosi
 
 def judge(session: Session, threads: Sequence[ThreadSlices], thresholds: Thresholds) -> Diagnosis:
     """All verdicts on a session whose threads' time is already cut into slices."""
-    facts = Facts(session, threads)
+    facts = Facts(session, threads, thresholds)
     verdicts = []
     for rule in RULES:
         verdict = load(rule)(facts, thresholds[rule])

@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from perfscope.diagnosis.intervals import Intervals, joined, overlap_ns, shared_ns, union, union_ns
+from perfscope.diagnosis.kernels import Kernel, measured
+from perfscope.diagnosis.thresholds import Thresholds, defaults
 from perfscope.merge.slices import DISK, GC, GIL, LOCK, RUNNABLE, RUNNING, SLEEP, UNKNOWN, ThreadSlices
 from perfscope.merge.waits import futex_state
 from perfscope.model.session import Session
@@ -24,10 +26,14 @@ _MANY_ROWS = 5
 
 
 class Facts:
-    """Everything a rule may ask. `threads` is the merge's result; times in ns on CLOCK_MONOTONIC."""
+    """Everything a rule may ask. `threads` is the merge's result; times in ns on CLOCK_MONOTONIC.
 
-    def __init__(self, session: Session, threads: Sequence[ThreadSlices]) -> None:
+    thresholds: those of all rules, for rules that give way to others.
+    """
+
+    def __init__(self, session: Session, threads: Sequence[ThreadSlices], thresholds: Thresholds | None = None) -> None:
         self.session = session
+        self.thresholds = thresholds or defaults()
         self.threads = threads
         self.info = session.info
         self.elapsed_ns = self.info.stop_ns - self.info.start_ns
@@ -275,6 +281,11 @@ class Facts:
         """Innermost frame of a layer on a stack, outside the standard library if there is one."""
         found = int(self.own_code[layer][stack_id])
         return None if found == ROOT else self.stacks.frames[self.stacks.stack_frames[found]]
+
+    @cached_property
+    def kernels(self) -> list[Kernel]:
+        """The kernels that Nsight Compute measured, what carried most GPU time first."""
+        return measured(self.session, self.elapsed_ns)
 
     def collector_gap(self, name: str) -> tuple[str, str] | None:
         """Why a collector has no (or not all) data here, and what mends it; None if it worked."""

@@ -25,10 +25,20 @@ RULES: dict[str, str] = {
     "gc-pause": "perfscope.diagnosis.rules.gc_pause",
     "jvm-allocation": "perfscope.diagnosis.rules.jvm_allocation",
     "sleep-or-idle": "perfscope.diagnosis.rules.sleep_or_idle",
+    "small-grid": "perfscope.diagnosis.rules.small_grid",
+    "uncoalesced-access": "perfscope.diagnosis.rules.uncoalesced_access",
+    "bank-conflict": "perfscope.diagnosis.rules.bank_conflict",
+    "divergence": "perfscope.diagnosis.rules.divergence",
+    "tensor-core-unused": "perfscope.diagnosis.rules.tensor_core_unused",
+    "memory-bound": "perfscope.diagnosis.rules.memory_bound",
+    "compute-bound": "perfscope.diagnosis.rules.compute_bound",
+    "low-occupancy": "perfscope.diagnosis.rules.low_occupancy",
+    "l2-misses": "perfscope.diagnosis.rules.l2_misses",
+    "low-sol": "perfscope.diagnosis.rules.low_sol",
 }
 """Rule id -> its module."""
 
-INFORMATIVE = frozenset({"sleep-or-idle"})
+INFORMATIVE = frozenset({"sleep-or-idle", "memory-bound", "compute-bound"})
 """Rules whose findings are no fault: severity info."""
 
 
