@@ -19,10 +19,10 @@ NO_THREAD = -1
 """tid of what no launch call was seen for."""
 
 _KINDS = {"kernel": KERNEL, "copy": COPY, "set": SET}
-_COLUMNS = (
-    "start_ns end_ns kind pid device stream correlation name grid_x grid_y grid_z bytes source_memory target_memory "
-    "launch_tid launch_ns stack_id graph_node"
-).split()
+_COLUMNS = [
+    *("start_ns", "end_ns", "kind", "pid", "device", "stream", "correlation", "name", "grid_x", "grid_y", "grid_z"),
+    *("bytes", "source_memory", "target_memory", "launch_tid", "launch_ns", "stack_id", "graph_node"),
+]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Activity:
     """n rows of gpu_activity that have a usable time, by start (then: as they stood in the table).
 
     devices: (pid, CUDA device number as that process counts). device: index into it. name: index into names.
-    tid: NO_THREAD, launch: NEVER and stack: ROOT where unknown. blocks: of the grid, 0 where it isn't known or no kernel.
+    tid: NO_THREAD, launch: NEVER and stack: ROOT where unknown. blocks: of the grid, 0 where unknown.
     bytes: -1 where unknown. pageable: a copy from or to pageable memory. between_host: a copy between host and device.
     graph: launched by a CUDA graph. left_out: rows without a usable time.
     """
@@ -101,8 +101,9 @@ def _read(session: Session) -> Activity:
     )
 
 
-_EMPTY = tuple(
-    "start end kind number pid stream correlation name blocks bytes pageable between_host tid launch stack graph".split()
+_EMPTY = (
+    *("start", "end", "kind", "number", "pid", "stream", "correlation", "name", "blocks", "bytes", "pageable"),
+    *("between_host", "tid", "launch", "stack", "graph"),
 )
 
 

@@ -41,7 +41,7 @@ def hot_spot(session: Session, times: pa.Table) -> HotSpot | None:
     heaviest: dict[Frame, tuple[int, int]] = {}
     for stack_id, ns in by_stack.items():
         path = stacks.path(stack_id)
-        if not path or path[-1].layer == "state":
+        if not path or path[0].layer == "state":
             continue
         frame = next((f for f in reversed(path) if f.layer in _LANGUAGES), path[-1])
         by_line[frame] += ns

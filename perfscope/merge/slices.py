@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-STATES = ("running", "runnable", "disk", "lock", "gil", "gc", "sleep", "stopped", "unknown")
+STATES = ("running", "runnable", "disk", "lock", "gil", "gc", "sleep", "stopped", "unknown", "gpu-sync")
 """What a thread was doing in a slice. running: on a CPU. runnable: wanted one. disk, lock, gil: waited for it.
 gc: stopped or waiting for the JVM's collector. sleep: any other wait (work, a timer, a socket). stopped: by a signal
-or debugger. unknown: no source says (no sched events), so neither CPU nor off-CPU time can be claimed for it."""
+or debugger. unknown: no source says (no sched events), so neither CPU nor off-CPU time can be claimed for it.
+gpu-sync: asleep in a CUDA call until the device was done; the frame of gpu_sync.WAITING ends its stack."""
 
-RUNNING, RUNNABLE, DISK, LOCK, GIL, GC, SLEEP, STOPPED, UNKNOWN = range(len(STATES))
+RUNNING, RUNNABLE, DISK, LOCK, GIL, GC, SLEEP, STOPPED, UNKNOWN, GPU_SYNC = range(len(STATES))
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ STATE_LABELS = {
     SLEEP: "[sleeping]",
     STOPPED: "[stopped]",
 }
-"""Leaf frame that shows a state. Running threads have none, nor have those of which nothing is known."""
+"""Leaf frame that shows a state. Running threads have none, nor have those of which nothing is known, nor GPU_SYNC,
+whose stack ends in a frame that names the kernel."""
 
 UNSAMPLED = "[unsampled]"
 """Frame of time in which no sample says where the thread was."""

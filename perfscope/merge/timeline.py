@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.merge import waits
+from perfscope.merge.gpu_sync import Syncs
 from perfscope.merge.intervals import (
     Intervals,
     Ints,
@@ -23,7 +24,7 @@ from perfscope.merge.intervals import (
     latest_wins,
     row_at,
 )
-from perfscope.merge.slices import DISK, GC, GIL, LOCK, RUNNABLE, RUNNING, SLEEP, TORN, UNKNOWN, ThreadSlices
+from perfscope.merge.slices import DISK, GC, GIL, GPU_SYNC, LOCK, RUNNABLE, RUNNING, SLEEP, TORN, UNKNOWN, ThreadSlices
 from perfscope.merge.sources import Sources, disjoint
 from perfscope.merge.tables import NEVER, Columns, ThreadInfo, matches, thread_keys, threads
 from perfscope.model.session import Session
@@ -70,13 +71,14 @@ class Merge:
         self.stacks = session.stacks
         self.torn = torn_stack(session.stacks)
         self.sources = Sources(session, infos)
+        self.syncs = Syncs(session, infos)
         self.unlisted_sched_rows = self.sources.sched.unlisted
         self._futex_states: dict[int, int] = {}
 
     def slices(self) -> Iterator[ThreadSlices]:
         """Slices of each thread, in their order."""
         for number, info in enumerate(self.infos):
-            yield self._thread(number, info)
+            yield self.syncs.cut(number, self._thread(number, info), self.stacks)
 
     def _thread(self, number: int, info: ThreadInfo) -> ThreadSlices:
         jvm = self.sources.jvm.rows(number)
@@ -160,6 +162,8 @@ class Merge:
         if jvm:
             event = row_at(disjoint(jvm, jvm["state"] >= 0), middle)
             cause = np.where(event >= 0, jvm["state"][event], cause).astype(np.uint8)
+        if calls := self.syncs.of(number):
+            cause[row_at(calls[0], middle) >= 0] = GPU_SYNC
         if futexes:
             cause[row_at(disjoint(futexes, futexes["gil"]), middle) >= 0] = GIL
         return cause

@@ -11,7 +11,7 @@ from perfscope.merge.calltree import WEIGHTS, CallTree, Timeline, TreeFrame
 from perfscope.merge.facts import NOBODY, Facts, facts_of, summed
 from perfscope.merge.intervals import distinct
 from perfscope.merge.notes import notes_on
-from perfscope.merge.slices import RUNNING, STATE_LABELS, STATES, UNKNOWN, UNSAMPLED
+from perfscope.merge.slices import RUNNING, STATE_LABELS, STATES, UNSAMPLED
 from perfscope.merge.tables import ThreadInfo, matches
 from perfscope.model.session import Session
 from perfscope.model.stacks import ROOT, Frame, StackTable
@@ -207,7 +207,7 @@ def _heaviest_lines(own: _Index, caller: _Index, node: _Index, depth: _Index, li
 
 def _state_leaves(node: _Index, state: _Index, first: int) -> tuple[_Index, _Index, _Index]:
     """Parents and states of the leaves, numbered from `first`, and for each row the node that takes its time."""
-    leaf = np.flatnonzero((state != RUNNING) & (state != UNKNOWN))
+    leaf = np.flatnonzero(np.isin(state, list(STATE_LABELS)))
     keys, which = np.unique(node[leaf] * len(STATES) + state[leaf], return_inverse=True)
     taken = node.copy()
     taken[leaf] = first + which
