@@ -38,6 +38,7 @@ class Options:
     native: bool = False
     blocking: bool = False
     ebpf_backend: str = "auto"
+    gpu_rate_hz: int = 10
 
 
 Undo = Callable[[str, list[str]], None]

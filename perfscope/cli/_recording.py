@@ -32,6 +32,7 @@ def record(
     native: bool,
     blocking: bool,
     ebpf_backend: str,
+    gpu_rate_hz: int,
     force: bool,
     keep_raw: bool,
     owner: RunAs | None,
@@ -43,7 +44,9 @@ def record(
         pids=pids,
         duration_s=duration_s,
         collect=_chosen(collect),
-        options=Options(rate_hz=rate_hz, native=native, blocking=blocking, ebpf_backend=ebpf_backend),
+        options=Options(
+            rate_hz=rate_hz, native=native, blocking=blocking, ebpf_backend=ebpf_backend, gpu_rate_hz=gpu_rate_hz
+        ),
         force=force,
         keep_raw=keep_raw,
     )

@@ -20,6 +20,7 @@ from perfscope.recording.signals import Signals
 @click.option("--native", is_flag=True, help="Native frames below Python ones; stops the target for each sample.")
 @click.option("--blocking", is_flag=True, help="Stop the target for each Python sample: no torn stacks, slower target.")
 @click.option("--ebpf-backend", type=click.Choice(["auto", "libbpf", "bcc", "perf"]), default="auto", show_default=True)
+@click.option("--gpu-rate", type=click.IntRange(1, 100), default=10, show_default=True, help="GPU counters a second.")
 @click.option("--user", help="Run CMD as this user (needs root); the session is theirs, too.")
 @click.option("--force", is_flag=True, help="Replace an existing session.")
 @click.option("--no-raw", is_flag=True, help="Don't keep the tools' own files.")
@@ -33,6 +34,7 @@ def command(
     native: bool,
     blocking: bool,
     ebpf_backend: str,
+    gpu_rate: int,
     user: str | None,
     force: bool,
     no_raw: bool,
@@ -77,6 +79,7 @@ def command(
                 native=native,
                 blocking=blocking,
                 ebpf_backend=ebpf_backend,
+                gpu_rate_hz=gpu_rate,
                 force=force,
                 keep_raw=not no_raw,
                 owner=run_as,

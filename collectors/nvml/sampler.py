@@ -1,0 +1,298 @@
+"""The sampling itself: one pass over the devices, and the thread that makes one at the asked rate within its budget."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import pynvml
+
+from perfscope.collectors.nvml.calls import Bracketed
+from perfscope.collectors.nvml.devices import Device
+from perfscope.collectors.nvml.gpm import Gpm, supported
+from perfscope.collectors.nvml.owners import Owners, opened, visible
+from perfscope.collectors.nvml.readings import Reading, readings
+from perfscope.collectors.nvml.values import ValueFile
+
+LOOK_NS = 500_000_000
+"""Time between two looks at which processes are on a device."""
+
+BUDGET = 0.009
+"""Share of one core that sampling at up to 10 Hz may cost; a higher rate, being asked for, may cost more in proportion.
+"""
+
+_BURST_NS = 10_000_000
+
+
+@dataclass
+class _Watched:
+    """A device and what is needed to go on reading it."""
+
+    device: Device
+    readings: tuple[Reading, ...]
+    gpm: Gpm | None
+    due_ns: dict[str, int] = field(default_factory=dict)
+    looked_ns: int = 0
+    pids: dict[int, int] = field(default_factory=dict)
+    utilization_since: tuple[int, int] | None = None
+    """Driver's stamp (us) of the newest utilisation sample of a process, and when it was asked for (our ns)."""
+
+
+class Sampler:
+    """Samples devices. `pids` (the target's processes) may change from outside while it runs."""
+
+    def __init__(self, devices: list[Device], values: ValueFile, owners: Owners) -> None:
+        self.pids: set[int] = set()
+        self.owners = owners
+        self.passes = 0
+        self.late = 0
+        self.cpu_ns = 0
+        self.longest_call_ns = 0
+        self.xids = 0
+        self._values = values
+        self._watched = [self._watch(device) for device in devices]
+        self._devices = devices
+        self._events: Any = None
+        self._events_since_ns = time.monotonic_ns()
+        self._registered: dict[int, str] = {}
+        self._holders: dict[int, set[int]] = {}
+        self._holders_ns = 0
+
+    @property
+    def uses_gpm(self) -> list[str]:
+        return [w.device.label for w in self._watched if w.gpm]
+
+    def _watch(self, device: Device) -> _Watched:
+        gpm = None
+        if supported(device):
+            made = device.calls.read("GPM sample buffers", lambda: Gpm(device))
+            gpm = made.value if made else None
+        # Of a GPU cut into MIG instances, utilisation and processes are read on those.
+        return _Watched(device, readings(device, gpm is not None or device.mig_enabled), gpm)
+
+    def before_target(self) -> None:
+        """Notes who is on the devices already (unless the target is, as it runs already), and asks for Xid errors."""
+        held = set().union(*map(opened, self.pids))
+        for watched in self._watched:
+            listed = self._processes(watched.device)
+            if listed is not None and watched.device.minor not in held:
+                self.owners.before(watched.device.label, listed.value)
+        self._register()
+
+    def wanted(self, device: Device) -> bool:
+        """Whether a device is to be read: all, until it is known which ones the target uses; then only those."""
+        used = self.owners.used
+        return not used or device.label in used or any(label.startswith(f"{device.label}/") for label in used)
+
+    def sample(self) -> None:
+        """One pass over all devices."""
+        self._look()
+        for watched in self._watched:
+            if self.wanted(watched.device):
+                self._read(watched)
+        self._xid()
+        self.passes += 1
+
+    def close(self) -> None:
+        for watched in self._watched:
+            if watched.gpm:
+                with contextlib.suppress(pynvml.NVMLError):
+                    watched.gpm.close()
+        if self._events is not None:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlEventSetFree(self._events)
+
+    def _read(self, watched: _Watched) -> None:
+        device, label = watched.device, watched.device.label
+        if watched.gpm and watched.gpm.due(time.monotonic_ns()):
+            means = watched.gpm.read()
+            if means:
+                self._values.write(means.before_ns, means.after_ns, label, means.value)
+        for reading in watched.readings:
+            if time.monotonic_ns() < watched.due_ns.get(reading.what, 0):
+                continue
+            answer = device.calls.read(reading.what, lambda reading=reading: reading.call(device))  # type: ignore[misc]
+            if answer is None:
+                continue
+            watched.due_ns[reading.what] = answer.before_ns + reading.every_ns
+            self.longest_call_ns = max(self.longest_call_ns, answer.after_ns - answer.before_ns)
+            known = {}
+            for name, value in answer.value.items():
+                if value is None:
+                    device.calls.missing(name, "the driver says: not available")
+                else:
+                    known[name] = value
+            self._values.write(answer.before_ns, answer.after_ns, label, known)
+
+    # Processes
+
+    def _processes(self, device: Device) -> Bracketed[dict[int, int | None]] | None:
+        """The driver's process ids on a device, with the memory of each (None: not told)."""
+        if device.mig_enabled:
+            return None
+        return device.calls.read(
+            "processes",
+            lambda: {p.pid: p.usedGpuMemory for p in pynvml.nvmlDeviceGetComputeRunningProcesses(device.handle)},
+        )
+
+    def _look(self) -> None:
+        """Who is on which device, and what they use, every LOOK_NS."""
+        now = time.monotonic_ns()
+        pids = set(self.pids)
+        for watched in self._watched:
+            device = watched.device
+            if device.mig_enabled or now < watched.looked_ns + LOOK_NS:
+                continue
+            watched.looked_ns = now
+            listed = self._processes(device)
+            holders = set() if self.owners.host and listed else self._holding(device, pids, now)
+            watched.pids = self.owners.match(device.label, listed.value if listed else None, pids, holders)
+            if listed:
+                for theirs, ours in watched.pids.items():
+                    memory = listed.value[theirs]
+                    if memory is None:
+                        device.calls.missing("memory of a process", "the driver says: not available")
+                    else:
+                        self._values.write(
+                            listed.before_ns, listed.after_ns, device.label, {"gpu_process_memory_bytes": memory}, ours
+                        )
+            if watched.pids:
+                self._utilization(watched)
+
+    def _holding(self, device: Device, pids: set[int], now: int) -> set[int]:
+        if now - self._holders_ns >= LOOK_NS:
+            self._holders_ns = now
+            self._holders = {}
+            for pid in pids:
+                if minors := opened(pid):
+                    self._holders[pid] = minors
+        return {
+            pid
+            for pid, minors in self._holders.items()
+            if device.minor in minors and ((seen := visible(pid, self._devices)) is None or device.label in seen)
+        }
+
+    def _utilization(self, watched: _Watched) -> None:
+        """What each process of the target used of a device since the last time this was asked."""
+        device, since = watched.device, watched.utilization_since
+        answer = device.calls.read(
+            "utilisation of processes", lambda: _process_samples(device, since[0] if since else 0)
+        )
+        if answer is None:
+            return
+        newest = max((s.timeStamp for s in answer.value), default=since[0] if since else 0)
+        watched.utilization_since = (newest, answer.after_ns)
+        if since is None:
+            return  # of a time before the recording
+        for theirs, ours in watched.pids.items():
+            mine = [s for s in answer.value if s.pid == theirs and s.smUtil <= 100 and s.memUtil <= 100]
+            if mine:
+                values = {
+                    "gpu_process_sm_pct": sum(s.smUtil for s in mine) / len(mine),
+                    "gpu_process_memory_pct": sum(s.memUtil for s in mine) / len(mine),
+                }
+                self._values.write(since[1], answer.before_ns, device.label, values, ours)
+
+    # Xid errors
+
+    def _register(self) -> None:
+        whole = [d for d in self._devices if d.parent is None]
+        for device in whole:
+            if self._events is None:
+                made = device.calls.read("Xid events", pynvml.nvmlEventSetCreate)
+                if made is None:
+                    continue
+                self._events = made.value
+            registered = device.calls.read(
+                "Xid events",
+                lambda device=device: pynvml.nvmlDeviceRegisterEvents(  # type: ignore[misc]
+                    device.handle, pynvml.nvmlEventTypeXidCriticalError, self._events
+                ),
+            )
+            if registered is not None:
+                self._registered[_address(device.handle)] = device.label
+        self._events_since_ns = time.monotonic_ns()
+
+    def _xid(self) -> None:
+        """Takes the Xid errors that came since the last pass; their bracket is the time between the two."""
+        if not self._registered:
+            return
+        while True:
+            try:
+                event = pynvml.nvmlEventSetWait_v2(self._events, 0)
+            except pynvml.NVMLError_Timeout:
+                break
+            except pynvml.NVMLError as error:
+                for device in self._devices:
+                    if device.label in self._registered.values():
+                        device.calls.missing("Xid events", str(error))
+                self._registered = {}
+                return
+            label = self._registered.get(_address(event.device))
+            if label is not None and event.eventType & pynvml.nvmlEventTypeXidCriticalError:
+                self.xids += 1
+                self._values.write(
+                    self._events_since_ns, time.monotonic_ns(), label, {"gpu_xid": float(event.eventData)}
+                )
+        self._events_since_ns = time.monotonic_ns()
+
+
+def _process_samples(device: Device, since_us: int) -> list[Any]:
+    try:
+        found: list[Any] = pynvml.nvmlDeviceGetProcessUtilization(device.handle, since_us)
+    except pynvml.NVMLError as error:
+        # Nothing used it since then: NOT_FOUND, or a success without samples, which the binding raises as well.
+        if error.value in (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND):
+            return []
+        raise
+    return found
+
+
+def _address(handle: Any) -> int:
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+class Pacer:
+    """A thread that samples at `rate_hz`, or less often where that would cost more than its share of a core.
+
+    A pass begins no earlier than a full period after the last began: GPM's samples may not be closer.
+    """
+
+    def __init__(self, sampler: Sampler, values: ValueFile, rate_hz: int) -> None:
+        self.error: Exception | None = None
+        self._sampler = sampler
+        self._values = values
+        self._period_ns = 1_000_000_000 // rate_hz
+        self._share = BUDGET * max(rate_hz / 10, 1)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="perfscope-nvml-sampler", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """True if the thread ended; it can't while a call of the driver hangs."""
+        self._stopping.set()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        sampler, start, cpu = self._sampler, time.monotonic_ns(), time.thread_time_ns()
+        due = start
+        try:
+            while not self._stopping.wait(max(0, due - time.monotonic_ns()) / 1e9):
+                began = time.monotonic_ns()
+                sampler.sample()
+                self._values.flush()
+                sampler.cpu_ns = time.thread_time_ns() - cpu
+                due = began + self._period_ns
+                paid = start + int((sampler.cpu_ns - _BURST_NS) / self._share)
+                if paid > due + self._period_ns // 10:
+                    sampler.late += 1
+                due = max(due, paid)
+        except Exception as error:  # noqa: BLE001 (a full disk, or a defect: it ends the sampling, and is said)
+            self.error = error
