@@ -26,7 +26,7 @@ _FP16 = (
     "sm__inst_executed_pipe_fma_type_fp16.avg.pct_of_peak_sustained_elapsed",
 )
 _E = ".avg.pct_of_peak_sustained_elapsed"
-# By preference: on Hopper the plain metric of the tensor pipe counts ordinary FP32 work, too (2.9 % on a pure FMA loop).
+# By preference: on Hopper the plain metric of the tensor pipe counts some FP32 work, too (2.9 % on a pure FMA loop).
 TENSOR = (
     "sm__pipe_tensor_type_hmma_hgmma_qgmma_imma_igmma_bmma_bgmma_cycles_active" + _E,
     "sm__pipe_tensor_cycles_active" + _E,

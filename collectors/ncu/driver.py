@@ -1,0 +1,74 @@
+"""The ncu command: where it is, and how it is called."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfscope.collectors.ncu.selection import LAUNCHES, Selection
+from perfscope.errors import CollectorError
+
+SECTIONS = (
+    "SpeedOfLight",
+    "SpeedOfLight_RooflineChart",
+    "Occupancy",
+    "LaunchStats",
+    "MemoryWorkloadAnalysis",
+    "WarpStateStats",
+    "SchedulerStats",
+    "ComputeWorkloadAnalysis",
+)
+"""What the rules and the roofline read; about 23 replays a launch, against 38 and more of --set full."""
+METRICS = (
+    "smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.pct",
+    "smsp__sass_average_data_bytes_per_sector_mem_global_op_st.pct",
+    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
+    "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
+)
+"""What no section holds: use of memory sectors and bank conflicts (uncoalesced-access, bank-conflict)."""
+CLOCKS = ("none", "base")
+_GET = (
+    "install Nsight Compute: apt-get install nsight-compute (NVIDIA's repository), or the CUDA toolkit; add it to PATH"
+)
+_EVERY_LAUNCHES = 1
+"""Launches measured of each kernel where there was no first run to choose from."""
+
+
+def find() -> Path:
+    """The ncu executable: in PATH, else the newest below /opt/nvidia/nsight-compute, else the toolkit's."""
+    if found := shutil.which("ncu"):
+        return Path(found)
+    installed = [p for p in Path("/opt/nvidia/nsight-compute").glob("*/ncu") if os.access(p, os.X_OK)]
+    if installed:
+        return max(installed, key=lambda p: [int(n) for n in re.findall(r"\d+", p.parent.name)])
+    toolkit = Path("/usr/local/cuda/bin/ncu")
+    if os.access(toolkit, os.X_OK):
+        return toolkit
+    raise CollectorError("Nsight Compute (ncu) is not installed", hint=_GET)
+
+
+def command_line(
+    ncu: Path,
+    command: Sequence[str],
+    *,
+    report: Path,
+    log: Path,
+    selection: Selection | None,
+    clocks: str = "none",
+) -> list[str]:
+    """The whole command. selection None: one launch of every kernel in every configuration."""
+    line = [str(ncu), "--export", str(report), "--force-overwrite", "--log-file", str(log)]
+    line += ["--target-processes", "all", "--clock-control", clocks, "--filter-mode", "per-launch-config"]
+    for section in SECTIONS:
+        line += ["--section", section]
+    line += ["--metrics", ",".join(METRICS)]
+    if selection is None:
+        line += ["--launch-count", str(_EVERY_LAUNCHES)]
+    else:
+        names = "|".join(sorted(selection.functions))
+        line += ["--kernel-name-base", "function", "--kernel-name", f"regex:^({names})$"]
+        line += ["--launch-skip", str(selection.skip), "--launch-count", str(LAUNCHES)]
+    return [*line, *command]
