@@ -30,7 +30,7 @@ def import_file(path: Path, writer: SessionWriter) -> ImportResult:
     Raises InputError if nothing in it can be read; a part that can't be is told in the report.
     """
     measured, report = read(path)
-    launches.write(measured, writer)
+    writer.append("gpu_kernels", launches.rows(measured))
     return ImportResult("ncu", 0, 0, report)
 
 

@@ -10,8 +10,6 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from perfscope.model.session import SessionWriter
-
 _TIME = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 _TIME_NAMES = {
     "nsecond": "ns",
@@ -77,23 +75,20 @@ def dimensions(text: str) -> tuple[int, int, int] | None:
     return int(numbers[0]), int(numbers[1]), int(numbers[2])
 
 
-def write(launches: list[Launch], writer: SessionWriter) -> None:
-    """Appends launches to gpu_kernels, one row a metric."""
-    writer.append(
-        "gpu_kernels",
-        [
-            {
-                "launch": number,
-                "pid": launch.pid,
-                "name": launch.name,
-                "device": launch.device,
-                **{f"grid_{axis}": launch.grid[i] if launch.grid else None for i, axis in enumerate("xyz")},
-                **{f"block_{axis}": launch.block[i] if launch.block else None for i, axis in enumerate("xyz")},
-                "metric": metric,
-                "value": value,
-                "unit": unit,
-            }
-            for number, launch in enumerate(launches)
-            for metric, (value, unit) in launch.metrics.items()
-        ],
-    )
+def rows(launches: list[Launch]) -> list[dict[str, Any]]:
+    """Launches as rows of gpu_kernels, one a metric."""
+    return [
+        {
+            "launch": number,
+            "pid": launch.pid,
+            "name": launch.name,
+            "device": launch.device,
+            **{f"grid_{axis}": launch.grid[i] if launch.grid else None for i, axis in enumerate("xyz")},
+            **{f"block_{axis}": launch.block[i] if launch.block else None for i, axis in enumerate("xyz")},
+            "metric": metric,
+            "value": value,
+            "unit": unit,
+        }
+        for number, launch in enumerate(launches)
+        for metric, (value, unit) in launch.metrics.items()
+    ]

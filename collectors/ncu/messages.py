@@ -84,7 +84,7 @@ _KNOWN: tuple[tuple[str, Trouble], ...] = (
         "driver is not compatible|driver version is insufficient|not supported by (?:the )?(?:current )?driver",
         Trouble(
             "the NVIDIA driver is too old for this ncu, or ncu too old for the driver",
-            "nvidia-smi shows the driver; install the Nsight Compute that came with its CUDA version, or a newer driver",
+            "nvidia-smi shows the driver; install the Nsight Compute of its CUDA version, or a newer driver",
         ),
     ),
     (

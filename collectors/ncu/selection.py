@@ -65,7 +65,7 @@ def select(activity: pa.Table) -> Selection | None:
         return None
     group, keys = _groups(rows)
     spent = pc.subtract(rows["end_ns"], rows["start_ns"]).to_numpy()
-    per_group = np.bincount(group, spent, len(keys))
+    per_group = np.bincount(group, spent, len(keys)).astype(np.float64)
     count = np.bincount(group, minlength=len(keys))
     total = int(spent.sum())
     warm_up = _warm_up(group, len(keys), count)
@@ -149,8 +149,8 @@ def _notes(
     notes = []
     if warm_up.any():
         notes.append(
-            f"{int(warm_up.sum())} kernels with {100 * spent[warm_up].sum() / total:.1f}% of kernel time ran only at the "
-            "start, a few times each (warm-up or autotuning), and are left out"
+            f"{int(warm_up.sum())} kernels with {100 * spent[warm_up].sum() / total:.1f}% of kernel time ran only at "
+            "the start, a few times each (warm-up or autotuning), and are left out"
         )
     if not named.all():
         notes.append(f"{int((~named).sum())} kernels have names that ncu can't filter by, and are left out")
