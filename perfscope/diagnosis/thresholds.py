@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
-from perfscope.errors import InputError, UsageError
+from perfscope.errors import UsageError
+from perfscope.model import project
 from perfscope.model.finding import Severity
 
 
@@ -46,12 +46,10 @@ def load(directory: Path) -> Thresholds:
     that is no number, and InputError for a file that is no TOML.
     """
     thresholds = defaults()
-    found = _project(directory.resolve())
+    found = project.settings(directory)
     if found is None:
         return thresholds
     file, settings = found
-    for key in settings.keys() - {"thresholds"}:
-        raise UsageError(f"{file}: unknown setting {key!r}", hint="the only one is [thresholds]; see docs/rules.md")
     groups = settings.get("thresholds", {})
     if not isinstance(groups, dict):
         raise UsageError(f"{file}: thresholds must be a table of rules")
@@ -79,24 +77,3 @@ def severity(gives_back_pct: float | None, thresholds: Thresholds) -> Severity:
             if gives_back_pct >= thresholds["severity"][name].value:
                 return Severity.parse(name)
     return Severity.LOW
-
-
-def _project(directory: Path) -> tuple[Path, dict[str, Any]] | None:
-    for place in (directory, *directory.parents):
-        if (own := place / "perfscope.toml").is_file():
-            return own, _read(own)
-        if (shared := place / "pyproject.toml").is_file():
-            tool = _read(shared).get("tool", {})
-            settings = tool.get("perfscope") if isinstance(tool, dict) else None
-            if settings is not None:
-                if not isinstance(settings, dict):
-                    raise UsageError(f"{shared}: tool.perfscope must be a table")
-                return shared, settings
-    return None
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"{file}: can't be read: {error}") from None
