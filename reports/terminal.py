@@ -64,16 +64,17 @@ def print_headline(session: Session, console: Console) -> None:
     )
     _show(console, head)
     line = _grid(2)
-    line.add_row(_dim("clocks"), _text(", ".join(clock_words(n, c) for n, c in info.clocks.items()) or "none recorded"))
+    line.add_row(_dim("clocks"), _text(_clocks(info)))
     line.add_row(_dim("lost"), _text(_losses(info)))
     line.add_row(_dim("own cost"), _text(_own_cost(info)))
     _show(console, line)
 
 
 def print_diagnosis(diagnosis: Diagnosis, session: Session, console: Console, show_all: bool = False) -> None:
-    """Ranked findings with their evidence, then the rules that found nothing.
+    """Ranked findings with the values that decided, then the rules that found nothing.
 
-    show_all: also where each threshold comes from, and why each of those rules found nothing.
+    show_all: also the stack, all other values, where each threshold comes from, and why each of those rules found
+    nothing.
     """
     print_headline(session, console)
     console.print()
@@ -122,7 +123,8 @@ def evidence_words(item: Evidence) -> tuple[str, str]:
     return measure(item.value, item.unit), "" if item.threshold is None else measure(item.threshold, item.unit)
 
 
-def _print_finding(number: int, finding: Finding, console: Console, show_sources: bool) -> None:
+def _print_finding(number: int, finding: Finding, console: Console, show_all: bool) -> None:
+    title, _, detail = finding.title.partition(": ")
     head = Table.grid(padding=(0, 2), expand=True)
     head.add_column(width=3, justify="right")
     head.add_column(width=8)
@@ -132,39 +134,42 @@ def _print_finding(number: int, finding: Finding, console: Console, show_sources
     head.add_row(
         str(number),
         Text(str(finding.severity).upper(), style=_SEVERITY_STYLE[finding.severity]),
-        Text(printable(finding.title), style="bold"),
+        Text(printable(title), style="bold"),
         Text(gives, style="bold"),
     )
     _show(console, head)
-    body: list[RenderableType] = []
-    place = where_words(finding.where)
-    if place:
-        body.append(_text(place))
-    if finding.where.stack:
-        body.append(Text(" > ".join(printable(name) for name in finding.where.stack[-4:]), style="dim"))
-    if finding.evidence:
-        table = Table.grid(padding=(0, 2))
-        table.add_column(ratio=3)
-        table.add_column(justify="right", no_wrap=True)
-        table.add_column(no_wrap=True)
-        table.add_column(ratio=2, style="dim")
-        for item in finding.evidence:
-            value, threshold = evidence_words(item)
-            limit = f"threshold {threshold}" if threshold else ""
-            measured = Text(printable(value), style="bold")
-            table.add_row(_text(item.what), measured, _text(limit), _text(item.measured_by))
-        body.append(table)
-        if show_sources:
-            reasons = {e.threshold_source: None for e in finding.evidence if e.threshold_source}
-            body += [Text(printable(f"threshold: {reason}"), style="dim") for reason in reasons]
-    steps = _grid(2)
-    steps.add_row(Text("try", style="green"), _text(finding.advice))
+    body = _grid(2)
+    if detail:
+        body.add_row("", _text(detail))
+    if place := where_words(finding.where):
+        body.add_row(_dim("at"), _text(place))
+    if show_all and finding.where.stack:
+        names = [printable(name) for name in finding.where.stack]
+        body.add_row(_dim("stack"), Text("\n".join(names), style="dim", overflow="fold"))
+    judged = [item for item in finding.evidence if item.threshold is not None]
+    if shown := list(finding.evidence) if show_all or not judged else judged:
+        body.add_row(_dim("why"), _evidence(shown, show_all))
+    body.add_row(Text("try", style="green"), _text(finding.advice))
     if finding.see:
-        steps.add_row(Text("see", style="green"), _text(finding.see))
-    body.append(steps)
-    for part in body:
-        _show(console, Padding(part, (0, 0, 0, 5)))
+        body.add_row(Text("see", style="green"), _text(finding.see))
+    _show(console, Padding(body, (0, 0, 0, 5)))
     console.print()
+
+
+def _evidence(items: list[Evidence], show_sources: bool) -> Table:
+    """A line a value: `54.0 %  waiting for the GIL, of working time (threshold 15.0 %; eBPF futex, exact)`."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    for item in items:
+        value, threshold = evidence_words(item)
+        basis = "; ".join(text for text in (f"threshold {threshold}" if threshold else "", item.measured_by) if text)
+        words = Text(printable(item.what), overflow="fold")
+        words.append(f"  ({printable(basis)})" if basis else "", style="dim")
+        if show_sources and item.threshold_source:
+            words.append(f"\nthreshold: {printable(item.threshold_source)}", style="dim")
+        table.add_row(Text(printable(value), style="bold"), words)
+    return table
 
 
 def _verdicts(kind: str, verdicts: list[Verdict]) -> Table:
@@ -195,6 +200,13 @@ def _what_ran(session: Session) -> str:
 
 def _short(command: str, limit: int = 48) -> str:
     return command if len(command) <= limit else command[: limit - 1] + "…"
+
+
+def _clocks(info: SessionInfo) -> str:
+    """The clocks of the sources that have something in the session."""
+    silent = {name for name, report in info.collectors.items() if report.status in ("failed", "unavailable")}
+    words = [clock_words(name, clock) for name, clock in info.clocks.items() if name not in silent]
+    return ", ".join(words) or "none recorded"
 
 
 def _losses(info: SessionInfo) -> str:
@@ -271,7 +283,8 @@ def _processes(session: Session) -> Table:
 
 def _collectors(info: SessionInfo) -> Table:
     table = _grid(3)
-    for name, report in info.collectors.items():
+    order = ("ok", "partial", "failed", "unavailable")
+    for name, report in sorted(info.collectors.items(), key=lambda item: order.index(item[1].status)):
         head = Text(report.status, style=_STATUS_STYLE[report.status])
         if report.version:
             head.append(f"   {printable(report.version)}", style="dim")

@@ -34,7 +34,7 @@ def earliest_wins(start: Ints, end: Ints) -> Intervals:
         covered_to = np.maximum.accumulate(end)[:-1]
         start = start.copy()
         np.maximum(start[1:], covered_to, out=start[1:])
-    return _nonempty(start, end, row)
+    return nonempty(start, end, row)
 
 
 def latest_wins(start: Ints, end: Ints) -> Intervals:
@@ -42,10 +42,11 @@ def latest_wins(start: Ints, end: Ints) -> Intervals:
     row = np.argsort(start, kind="stable")
     start, end = start[row], end[row].copy()
     np.minimum(end[:-1], start[1:], out=end[:-1])
-    return _nonempty(start, end, row)
+    return nonempty(start, end, row)
 
 
-def _nonempty(start: Ints, end: Ints, row: npt.NDArray[np.intp]) -> Intervals:
+def nonempty(start: Ints, end: Ints, row: npt.NDArray[np.intp]) -> Intervals:
+    """Those of the intervals that hold a moment; they must be disjoint and in time order already."""
     keep = end > start
     return Intervals(start[keep], end[keep], row[keep])
 
@@ -53,7 +54,7 @@ def _nonempty(start: Ints, end: Ints, row: npt.NDArray[np.intp]) -> Intervals:
 def clip(intervals: Intervals, low: int, high: int) -> Intervals:
     """The parts of the intervals that lie in [low, high)."""
     start, end = np.clip(intervals.start, low, high), np.clip(intervals.end, low, high)
-    return _nonempty(start, end, intervals.row)
+    return nonempty(start, end, intervals.row)
 
 
 def row_at(intervals: Intervals, times: Ints) -> npt.NDArray[np.intp]:

@@ -25,7 +25,8 @@ class Sources:
 
     sched: off, wake, on (NEVER for null), wait (the state while blocked; SLEEP if only the cause can tell), waker,
         newborn.
-    samples: time, duration (both NEVER for null), stack, torn, period (0: the GIL sampler's, which saw only holders).
+    samples: time, duration (both NEVER for null), stack, torn, count, period (0: the GIL sampler's, which saw only
+        holders).
     waits: start, end, gil. block_io: start, end, waited (whether a sleeping thread may wait for it).
     jvm: start, end, stack, state (-1: its thread doesn't wait).
     pauses: pid -> the JVM's stop-the-world pauses. native: keys of the session's threads that no sampler ever saw.
@@ -45,6 +46,7 @@ class Sources:
                 "duration": filled(piece["duration_ns"], NEVER),
                 "stack": stack_ids(session, "samples", piece["stack_id"]),
                 "torn": piece["torn"].to_numpy(),
+                "count": piece["count"].to_numpy(),
                 "period": codes(piece["source"], lambda s: 0 if s == "pyspy-gil" else periods.get(s, PERIOD_NS)),
             }
 
@@ -60,7 +62,7 @@ class Sources:
             }
 
         self.sched = grouped("sched", ["off_ns", "wake_ns", "on_ns", "state", "waker_tid"], _sched)
-        self.samples = grouped("samples", ["time_ns", "duration_ns", "stack_id", "torn", "source"], samples)
+        self.samples = grouped("samples", ["time_ns", "duration_ns", "stack_id", "torn", "count", "source"], samples)
         self.waits = grouped("waits", ["start_ns", "end_ns", "kind"], _waits)
         self.block_io = grouped("block_io", ["start_ns", "complete_ns", "operation", "flags"], _block_io)
         self.jvm = grouped("jvm_events", ["time_ns", "duration_ns", "type", "subject", "stack_id"], jvm)

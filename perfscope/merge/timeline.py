@@ -22,6 +22,7 @@ from perfscope.merge.intervals import (
     earliest_wins,
     index_at_bounds,
     latest_wins,
+    nonempty,
     row_at,
 )
 from perfscope.merge.slices import DISK, GC, GIL, GPU_SYNC, LOCK, RUNNABLE, RUNNING, SLEEP, TORN, UNKNOWN, ThreadSlices
@@ -33,6 +34,14 @@ from perfscope.model.stacks import ROOT, Frame, StackTable
 REACH_PERIODS = 5
 """A sample without a duration speaks for the time up to this many periods around it. One period would do for a
 steady sampler; JFR looks at some of the runnable threads only, in turn, so a thread's own looks lie further apart."""
+
+RUNNING_REACH_PERIODS = 100
+"""Between two looks a thread can wake, run and sleep again unseen. What it ran then is told by the nearest look that
+found it running, at most this many periods away. A look that found it asleep by its own will (for work, a lock, a disk)
+says nothing about what it runs; one that found it kept from running (no CPU, no GIL) does."""
+
+_MOST_LOOKS = 1 << 22
+"""Single looks that the rows of one thread are taken apart into."""
 
 PAUSE_LEAD_NS = 1_000_000
 """A thread that blocks up to this long before a collector's pause is on its way into it (the time to the safepoint)."""
@@ -55,10 +64,15 @@ def torn_stack(stacks: StackTable) -> int:
 
 @dataclass(frozen=True)
 class _Looks:
-    """Samples of one thread. spans: when each is in force, rows index stack. time: of those not torn, ascending."""
+    """Samples of one thread. spans: when each is in force; its rows index stack, at (when it was seen), count (looks of
+    a row; one at that moment for those without a duration) and period (of its sampler). time: of the samples not torn,
+    ascending."""
 
     spans: Intervals
     stack: npt.NDArray[np.int32]
+    at: Ints
+    count: Ints
+    period: Ints
     time: Ints
     time_stack: npt.NDArray[np.int32]
 
@@ -102,7 +116,11 @@ class Merge:
             number, info, jvm, futexes, spans.start[asleep], blocked_middle[asleep], stack[asleep],
             off["waker"][spans.row[asleep]],
         )  # fmt: skip
-        return _cut(info, spans, wake, cause, stack, looks)
+        seen = looks.spans
+        if info.sched_complete:
+            willing = np.isin(cause, (SLEEP, LOCK, DISK))
+            seen = _running_looks(looks, Intervals(*(column[willing] for column in spans)))
+        return _cut(info, spans, wake, cause, stack, seen, looks)
 
     def _looks(self, number: int) -> _Looks:
         rows = self.sources.samples.rows(number)
@@ -111,14 +129,17 @@ class Merge:
             keep = keep[np.argsort(rows["time"][keep], kind="stable")]
             rows = {name: values[keep] for name, values in rows.items()}
         else:
-            rows = {n: np.empty(0, np.int64) for n in ("time", "duration", "period", "stack", "torn")}
+            rows = {n: np.empty(0, np.int64) for n in ("time", "duration", "period", "stack", "torn", "count")}
         time, torn = bounded(rows["time"]), rows["torn"].astype(bool)
         stack = np.where(torn, self.torn, rows["stack"]).astype(np.int32)
         start, end = time.copy(), time + bounded(np.maximum(rows["duration"], 0))
         instants = np.flatnonzero(rows["duration"] == NEVER)
         if len(instants):
             start[instants], end[instants] = _nearest(time[instants], REACH_PERIODS * rows["period"][instants])
-        return _Looks(latest_wins(start, end), stack, time[~torn], stack[~torn])
+        count = np.where(rows["duration"] == NEVER, 1, rows["count"])
+        return _Looks(
+            latest_wins(start, end), stack, time, count, rows["period"], time[~torn], stack[~torn]
+        )  # fmt: skip
 
     def _off_stacks(self, spans: Intervals, looks: _Looks) -> npt.NDArray[np.int32]:
         """The stack of each stretch off the CPU: in force at its middle, else the look in it nearest to that."""
@@ -183,6 +204,30 @@ class Merge:
         return cause
 
 
+def _running_looks(looks: _Looks, asleep: Intervals) -> Intervals:
+    """When each look that didn't find its thread asleep is the nearest such; rows index the looks.
+
+    A row of several looks is taken apart, evenly over its time.
+    """
+    row, length = looks.spans.row, looks.spans.end - looks.spans.start
+    most = np.minimum(length // np.maximum(looks.period[row] // 100, 1) + 1, max(_MOST_LOOKS // max(len(row), 1), 1))
+    count = np.clip(looks.count[row], 1, most)
+    index = np.repeat(np.arange(len(row)), count)
+    nth = np.arange(len(index)) - np.repeat(np.cumsum(count) - count, count)
+    time = looks.at[row[index]] + length[index] // count[index] * nth
+    running = np.flatnonzero(row_at(asleep, time) < 0)
+    owner = row[index[running]]
+    return nonempty(*_nearest(time[running], RUNNING_REACH_PERIODS * looks.period[owner]), owner)
+
+
+def _joined(parts: Intervals) -> Intervals:
+    """Disjoint intervals with those joined that touch."""
+    first = np.ones(len(parts.start), bool)
+    first[1:] = parts.start[1:] > parts.end[:-1]
+    last = np.roll(first, -1)
+    return Intervals(parts.start[first], parts.end[last], parts.row[first])
+
+
 def _nearest(time: Ints, reach: Ints) -> tuple[Ints, Ints]:
     """When each of the ascending instants is the nearest one and at most `reach` away; ties go to the later."""
     middle = time[:-1] + (np.diff(time) + 1) // 2
@@ -237,12 +282,17 @@ def _cut(
     wake: Ints,
     cause: npt.NDArray[np.uint8],
     stack: npt.NDArray[np.int32],
+    seen: Intervals,
     looks: _Looks,
 ) -> ThreadSlices:
-    """Slices of one thread from its stretches off the CPU and its samples."""
+    """Slices of one thread from its stretches off the CPU (spans) and the looks in force otherwise (seen).
+
+    Where no look at all is in force, nobody was watching, and nothing is claimed.
+    """
     low, high = info.start_ns, info.end_ns
-    seen = clip(looks.spans, low, high)
-    samples = np.concatenate([seen.start, seen.end])
+    seen = clip(seen, low, high)
+    watched = _joined(clip(looks.spans, low, high))
+    samples = np.concatenate([seen.start, seen.end, watched.start, watched.end])
     bounds = np.concatenate([[low], np.column_stack([spans.start, wake, spans.end]).ravel(), samples])
     bounds.sort(kind="stable")  # few ascending runs: close to linear
     keep = bounds < high
@@ -253,7 +303,7 @@ def _cut(
     at = np.full(len(bounds), ROOT, np.int32)
     if len(seen.start):
         index = index_at_bounds(seen.start, bounds)
-        in_force = (index >= 0) & (bounds < seen.end[index])
+        in_force = (index >= 0) & (bounds < seen.end[index]) & (row_at(watched, bounds) >= 0)
         at[in_force] = looks.stack[seen.row[index[in_force]]]
     if len(spans.start):
         index = index_at_bounds(spans.start, bounds)

@@ -11,6 +11,7 @@ from typing import Any
 from perfscope.clock import ClockMap
 from perfscope.merge import CallTree, ThreadSlices
 from perfscope.merge.slices import DISK, GC, GIL, LOCK, RUNNABLE, RUNNING, SLEEP, STOPPED, UNKNOWN
+from perfscope.merge.timeline import REACH_PERIODS, RUNNING_REACH_PERIODS
 from perfscope.model.info import SessionInfo
 from perfscope.model.session import Session, SessionWriter
 from perfscope.model.stacks import ROOT, Frame
@@ -159,6 +160,36 @@ def _look_at(rows: list[tuple[int, int, Row]], time: int) -> str:
     return "[torn stack]" if sample["torn"] else _text(sample["stack_id"])
 
 
+def _running_looks(rows: list[tuple[int, int, Row]], owner: dict[int, bool]) -> list[tuple[int, Row]]:
+    """(time, row) of each look that found the thread running; a row of several looks is taken apart evenly.
+
+    `owner` says of a time whether the thread was off the CPU.
+    """
+    ordered = sorted(enumerate(rows), key=lambda r: (r[1][0], r[0]))
+    found = []
+    for place, (_, (start, end, row)) in enumerate(ordered):
+        if place + 1 < len(ordered):
+            end = min(end, ordered[place + 1][1][0])
+        if end <= start:
+            continue
+        instant = row.get("duration_ns") is None
+        count = 1 if instant else max(1, min(row.get("count", 1), end - start + 1))
+        for nth in range(count):
+            time = row["time_ns"] + (end - start) // count * nth
+            if not owner.get(time, False):
+                found.append((time, row))
+    return found
+
+
+def _nearest_look(looks: list[tuple[int, Row]], time: int, reach: int) -> str:
+    """Ties belong to the later look, and among looks of one moment to the last."""
+    best = min(((abs(t - time), -t, -i) for i, (t, _) in enumerate(looks)), default=None)
+    if best is None or not (-best[1] - reach <= time < -best[1] + reach):
+        return ""
+    row = looks[-best[2]][1]
+    return "[torn stack]" if row["torn"] else _text(row["stack_id"])
+
+
 _FUTEX = {0: LOCK, 1: LOCK, 2: SLEEP, 3: LOCK, 4: SLEEP}
 
 
@@ -175,12 +206,11 @@ def reference(thread: Row, tables: Mapping[str, list[Row]], reach: int) -> list[
     if ordered and sched[ordered[0]]["state"] == "N":
         offs[ordered[0]] = (min(low, offs[ordered[0]][0]), offs[ordered[0]][1])
     owner = [_in_force_first(offs, t) for t in range(low, high)]
-    base = (RUNNING if thread["sched_complete"] else UNKNOWN, "")
-    found = [(base[0], _look_at(looks, t)) for t in range(low, high)]
 
     def covered(rows: list[tuple[int, int | None]], time: int) -> bool:
         return any(start <= time < (_INF if end is None else end) for start, end in rows)
 
+    told: dict[int, tuple[int, int, str]] = {}
     for row, record in enumerate(sched):
         mine = [low + k for k, o in enumerate(owner) if o == row]
         if not mine:
@@ -209,6 +239,21 @@ def reference(thread: Row, tables: Mapping[str, list[Row]], reach: int) -> list[
                 cause = GC
             if covered([(w["start_ns"], w["end_ns"]) for w in tables["waits"] if w["kind"] == "gil"], middle):
                 cause = GIL
-        for time in mine:
+        told[row] = (cause, wake, stack)
+    base = (RUNNING if thread["sched_complete"] else UNKNOWN, "")
+    if thread["sched_complete"]:
+        off = {
+            t: o is not None and told[o][0] in (SLEEP, LOCK, DISK) for t, o in zip(range(low, high), owner, strict=True)
+        }
+        running, running_reach = _running_looks(looks, off), reach // REACH_PERIODS * RUNNING_REACH_PERIODS
+        watched = [any(start <= t < end for start, end, _ in looks) for t in range(low, high)]
+        found = [
+            (base[0], _nearest_look(running, t, running_reach) if watched[t - low] else "") for t in range(low, high)
+        ]
+    else:
+        found = [(base[0], _look_at(looks, t)) for t in range(low, high)]
+    for time, row in enumerate(owner, low):
+        if row is not None:
+            cause, wake, stack = told[row]
             found[time - low] = (cause if time < wake else RUNNABLE, stack)
     return found

@@ -55,6 +55,7 @@ SAMPLES = st.lists(
             "stack_id": st.integers(0, 4),
             "torn": st.booleans(),
             "source": st.sampled_from(["jfr", "pyspy"]),
+            "count": st.integers(0, 5),
         }
     ),
     max_size=7,
@@ -291,8 +292,21 @@ def test_a_look_while_blocked_speaks_for_the_whole_stretch(sessions: Sessions) -
     session = sessions.make({"sched": [asleep(tid=7)], "samples": [sample]}, [thread], clocks={"jfr": MS})
     (slices,) = slices_of(session)
     sampled = slices.stack_id != ROOT
-    # 5 periods of 1 ms before the look, then all of the stretch
-    assert (slices.start_ns[sampled][0], slices.end_ns[sampled][-1]) == (6 * MS, 53 * MS)
+    assert (slices.start_ns[sampled][0], slices.end_ns[sampled][-1]) == (10 * MS, 53 * MS)
+
+
+def test_only_looks_that_found_a_thread_running_tell_what_it_ran(sessions: Sessions) -> None:
+    """It waits in stack 2 but for short bursts; of those one look in four meets one, in stack 1."""
+    thread = {"tid": 7, "start_ns": 0, "end_ns": 40 * MS, "sched_complete": True}
+    waits = [asleep(tid=7, off_ns=i * 10 * MS, wake_ns=(i * 10 + 8) * MS, on_ns=(i * 10 + 8) * MS) for i in range(4)]
+    looks = [{"tid": 7, "time_ns": 5 * MS, "duration_ns": 14 * MS, "count": 2, "stack_id": 2}]
+    looks += [{"tid": 7, "time_ns": 19 * MS, "duration_ns": 10 * MS, "stack_id": 1}]
+    looks += [{"tid": 7, "time_ns": 29 * MS - MS * 4, "duration_ns": 15 * MS, "stack_id": 2}]
+    session = sessions.make({"sched": waits, "samples": looks}, [thread], clocks={"pyspy": 10 * MS})
+    (slices,) = slices_of(session)
+    running = slices.state == RUNNING
+    assert {frames_of(session, stack) for stack in slices.stack_id[running].tolist()} == {"main;guarded"}
+    assert int((slices.end_ns - slices.start_ns)[running].sum()) == 8 * MS
 
 
 def test_a_thread_known_from_samples_only(sessions: Sessions) -> None:

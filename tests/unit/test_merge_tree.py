@@ -30,8 +30,9 @@ def sessions() -> Iterator[Sessions]:
 
 @pytest.fixture(scope="module")
 def busy(sessions: Sessions) -> Session:
-    """MainThread: 0..30 work (off 10..20 waiting for the GIL, wants a CPU until 22), 30..60 guarded, 60..90 torn,
-    then unsampled; worker: no scheduler records, 0..50 waits for work. In microseconds."""
+    """MainThread: looks at 0, 10, 20 see work (off 10..20 waiting for the GIL, wants a CPU until 22), at 30, 40, 50
+    guarded, at 60, 70, 80 a torn stack, then nothing from 90 on; worker: no scheduler records, 0..50 waits for work.
+    In microseconds."""
     threads = [
         {"tid": 1, "name": "MainThread", "start_ns": 0, "end_ns": 100 * US, "sched_complete": True},
         {"tid": 2, "name": "worker-0", "start_ns": 0, "end_ns": 80 * US, "sched_complete": False},
@@ -55,9 +56,9 @@ WORKER = f"{PROCESS};worker-0 (2)"
 def test_weights_and_paths(busy: Session) -> None:
     tree = build_tree(busy)
     assert tree_lines(tree, "cpu") == {
-        f"{MAIN};main;work": 18 * US,
+        f"{MAIN};main;work": 13 * US,
         f"{MAIN};main;guarded": 30 * US,
-        f"{MAIN};[torn stack]": 30 * US,
+        f"{MAIN};[torn stack]": 35 * US,
         f"{MAIN};[unsampled]": 10 * US,
     }
     assert tree_lines(tree, "off-cpu") == {
@@ -86,7 +87,7 @@ def test_frames_keep_the_heaviest_line(busy: Session) -> None:
     lines = {
         tree.frames[f].label: line for f, line in zip(tree.frame.tolist(), tree.line.tolist(), strict=True) if f >= 0
     }
-    assert lines["main"] == 1  # 30 us at line 1, 30 us at line 2: the first
+    assert lines["main"] == 2  # 25 us at line 1, 30 us at line 2
     assert (lines["work"], lines["guarded"], lines["MainThread (1)"]) == (5, 9, -1)
     later = build_tree(busy, from_s=20e-6)
     lines = {tree.frames[f].label: n for f, n in zip(later.frame.tolist(), later.line.tolist(), strict=True) if f >= 0}
@@ -148,9 +149,9 @@ def test_hot_spot_leaves_torn_and_unsampled_time_out(busy: Session) -> None:
     times = thread_time(busy)
     spot = hot_spot(busy, times.filter(pc.equal(times["tid"], 1)))
     assert spot is not None
-    assert (spot.frame.function, spot.frame.line) == ("work", 5)
-    assert (spot.self_ns, spot.sampled_ns) == (30 * US, 60 * US)
-    assert [f.function for f in spot.stack] == ["main", "work"]
+    assert (spot.frame.function, spot.frame.line) == ("guarded", 9)
+    assert (spot.self_ns, spot.sampled_ns) == (30 * US, 55 * US)
+    assert [f.function for f in spot.stack] == ["main", "guarded"]
     assert hot_spot(busy, times.filter(pc.equal(times["stack_id"], ROOT))) is None
 
 
