@@ -12,6 +12,7 @@ COLLECTORS: dict[str, str] = {
     "ebpf": "perfscope.collectors.ebpf:EbpfCollector",
     "pyspy": "perfscope.collectors.pyspy:PySpyCollector",
     "jfr": "perfscope.collectors.jfr:JfrCollector",
+    "cuda": "perfscope.collectors.cuda:CudaCollector",
     "nvml": "perfscope.collectors.nvml:NvmlCollector",
 }
 """Name on the command line -> where its class lives; imported only when used. Kernel probes start first."""

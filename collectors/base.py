@@ -75,6 +75,10 @@ class Collector(ABC):
     def check(cls, options: Options) -> Iterable[Check]:
         """What of this collector can run on this host, and what mends the rest. Has no side effect."""
 
+    def environment(self) -> dict[str, str]:
+        """Variables that a launched command must have for this collector's probe; called after `start`."""
+        return {}
+
     def start(self, root_pids: list[int]) -> None:
         """Before the target executes its first instruction (its pid is known, it waits), or on running `root_pids`."""
 

@@ -96,11 +96,14 @@ class Target:
         os.close(go_read)
         os.close(failure_write)
 
-    def go(self) -> None:
-        """Lets the child become the command; returns once it has. Raises CommandError if it can't."""
-        with contextlib.suppress(BrokenPipeError):  # killed while it waited: its status says so
-            os.write(self._go, b"g")
-        os.close(self._go)
+    def go(self, variables: dict[str, str] | None = None) -> None:
+        """Lets the child become the command, with `variables` added to its environment; returns once it has.
+
+        Raises CommandError if it can't.
+        """
+        added = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in (variables or {}).items())
+        with contextlib.suppress(BrokenPipeError), open(self._go, "wb") as pipe:  # noqa: PTH123 (a descriptor)
+            pipe.write(b"g" + added)  # a child killed while it waited: its status says so
         self._go = -1
         report = os.read(self._failure, 64)
         os.close(self._failure)
@@ -162,8 +165,13 @@ def _become(
             signal.signal(getattr(signal, name), signal.SIG_DFL)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-        if os.read(go, 1) != b"g":
+        with open(go, "rb") as pipe:
+            word = pipe.read()
+        if word[:1] != b"g":
             os._exit(_NOT_STARTED)
+        for entry in word[1:].split(b"\0")[:-1]:
+            variable, _, value = entry.partition(b"=")
+            environment[variable] = value
         if run_as and run_as.uid != os.geteuid():
             groups = [g.gr_gid for g in grp.getgrall() if run_as.name in g.gr_mem]
             os.setgroups(sorted({run_as.gid, *groups}))

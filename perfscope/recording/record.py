@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from perfscope import __version__, collectors
+from perfscope import __version__, collectors, procfs
 from perfscope.clock import realtime_offset
 from perfscope.collectors.base import Check, Collector, Context, Options
 from perfscope.errors import CollectorError, RecordingError
@@ -27,6 +27,7 @@ from perfscope.recording.watch import Watcher
 LOOK_EVERY_S = 0.05
 """Time between two looks at the target's processes, stretched so that looking costs at most 2% of one core."""
 _LOOKS_COST = 50
+_CAP_SYS_PTRACE = 19
 _STEP_SLACK_PPM = 500
 """Fastest slew of the wall clock by NTP; what exceeds it was a step."""
 
@@ -99,14 +100,20 @@ def _refuse_unreadable(pids: list[int]) -> None:
                 )
             Path(f"/proc/{pid}/maps").open("rb").close()
         except PermissionError:
-            owner = Path(f"/proc/{pid}").stat().st_uid
-            raise RecordingError(
-                f"no right to record pid {pid}: it belongs to user {owner}, and this is user {os.geteuid()} "
-                "without CAP_SYS_PTRACE",
-                hint=f"sudo perfscope record -p {pid}",
-            ) from None
+            raise _no_right(pid) from None
         except OSError:
             raise RecordingError(f"no process with pid {pid}", hint="ps -e lists the running ones") from None
+
+
+def _no_right(pid: int) -> RecordingError:
+    owner, user = Path(f"/proc/{pid}").stat().st_uid, os.geteuid()
+    if procfs.has_capability(_CAP_SYS_PTRACE):
+        why = "it has capabilities that perfscope lacks, or a security module protects it"
+        hint = f"run perfscope with more capabilities than pid {pid} has: grep Cap /proc/{pid}/status"
+    else:
+        why = f"it belongs to user {owner}, and this is user {user} without CAP_SYS_PTRACE"
+        hint = f"sudo perfscope record -p {pid}"
+    return RecordingError(f"no right to record pid {pid}: {why}", hint=hint)
 
 
 def _join(checks: list[Check], what: str) -> str:
@@ -199,11 +206,21 @@ class Recording:
         self.watcher = Watcher(roots, self, own)
         info.start_ns = time.monotonic_ns()
         if self.target:
-            self.target.go()
+            self.target.go(self._probe_variables())
         self._watch()
         info.stop_ns = time.monotonic_ns()
         wall_stop, error = realtime_offset()
         info.host["wall_clock"] = _wall_clock(wall_start, wall_stop, wall_error + error, info.stop_ns - info.start_ns)
+
+    def _probe_variables(self) -> dict[str, str]:
+        """What the collectors that are working add to the command's environment."""
+        added: dict[str, str] = {}
+        for supervisor in self.supervisors:
+            if not supervisor.failed:
+                added |= supervisor.collector.environment()
+        if added:
+            self.info.options["environment_added"] = sorted(added)
+        return added
 
     def _watch(self) -> None:
         info, watcher = self.info, self.watcher
