@@ -149,6 +149,14 @@ def runtime(pid: int) -> Runtime:
     return "native"
 
 
+def has_capability(number: int) -> bool:
+    """True if this very process may use that capability (numbers: capabilities(7), linux/capability.h)."""
+    for line in (_read("/proc/self/status") or b"").splitlines():
+        if line.startswith(b"CapEff:"):
+            return bool(int(line.split()[1], 16) >> number & 1)
+    return False
+
+
 def process(pid: int) -> Process | None:
     """The process with that pid, or None if there is none (any more)."""
     stat = read_stat(pid)

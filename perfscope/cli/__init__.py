@@ -8,6 +8,7 @@ from importlib import import_module
 import click
 
 from perfscope import __version__
+from perfscope.cli._streams import lose_stdout, prepare, say
 from perfscope.errors import PerfscopeError
 
 COMMANDS = {
@@ -51,21 +52,27 @@ def main() -> None:
 
 def run(arguments: list[str] | None = None) -> int:
     """Runs the command line and returns the exit status. The only place where PerfscopeError is caught."""
+    prepare()
     try:
         result = main.main(arguments, standalone_mode=False)
+        sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except PerfscopeError as error:
-        click.echo(f"perfscope: {error}", err=True)
-        if error.hint:
-            click.echo(f"  try: {error.hint}", err=True)
+        say(f"perfscope: {error}" + (f"\n  try: {error.hint}" if error.hint else ""))
         return error.exit_code
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.ClickException as error:
-        error.show()
+        context = getattr(error, "ctx", None)
+        say((f"{context.get_usage()}\n" if context else "") + f"perfscope: {error.format_message()}")
+        if context:
+            say(f"  try: {context.command_path} --help")
         return error.exit_code
-    except click.Abort:
+    except (click.Abort, KeyboardInterrupt):
         return 130
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 141
+    except (SystemExit, BrokenPipeError):  # click and rich exit with 1 from a closed pipe, and 1 means findings here
+        return lose_stdout(141)
+    except OSError as error:
+        what = error.filename or "the output can't be written"
+        say(f"perfscope: {what}: {error.strerror or error}")
+        return lose_stdout(PerfscopeError.exit_code)

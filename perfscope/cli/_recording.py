@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -11,6 +13,7 @@ from types import TracebackType
 import click
 from rich.console import Console
 
+from perfscope.cli._streams import say
 from perfscope.collectors import COLLECTORS
 from perfscope.collectors.base import Options
 from perfscope.errors import UsageError
@@ -56,7 +59,7 @@ def record(
         _give(output, owner)
     _summary(output, info)
     if target and not target.exited():
-        click.echo(f"perfscope: {target.command[0]} runs on (pid {target.pid}); waiting for it to end", err=True)
+        say(f"perfscope: {target.command[0]} runs on (pid {target.pid}); waiting for it to end")
     elif not target:
         click.echo(str(output))
     return any(report.status in ("ok", "partial") for report in info.collectors.values())
@@ -76,10 +79,11 @@ def _chosen(collect: str | None) -> list[str]:
 
 
 def _give(path: Path, owner: RunAs) -> None:
-    for directory, _, files in os.walk(path):
-        os.chown(directory, owner.uid, owner.gid)
+    # By descriptors: whoever owns the directory above may put a link in the session's place meanwhile.
+    for _, _, files, directory in os.fwalk(path):
+        os.fchown(directory, owner.uid, owner.gid)
         for name in files:
-            os.chown(Path(directory, name), owner.uid, owner.gid, follow_symlinks=False)
+            os.chown(name, owner.uid, owner.gid, dir_fd=directory, follow_symlinks=False)
 
 
 class _Talk:
@@ -96,17 +100,19 @@ class _Talk:
 
     def __enter__(self) -> _Talk:
         if self._status:
-            self._status.start()
+            with contextlib.suppress(OSError):
+                self._status.start()
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         if self._status:
-            self._status.stop()
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                self._status.stop()
 
     def progress(self, progress: Progress) -> None:
         if self._status is None:
             if progress.phase != self._phase and progress.phase in ("recording", "reading"):
-                click.echo(f"perfscope: {progress.phase} ({', '.join(progress.collectors)})", err=True)
+                say(f"perfscope: {progress.phase} ({', '.join(progress.collectors)})")
         elif progress.phase != self._phase or time.monotonic() >= self._next:
             self._next = time.monotonic() + 0.5
             seen = f" {progress.elapsed_s:.0f} s, {progress.processes} processes, {progress.threads} threads"
@@ -126,5 +132,6 @@ def _summary(path: Path, info: SessionInfo) -> None:
             lines.append(f"  {'':8} try: {report.hint}")
     if all(report.status in ("failed", "unavailable") for report in info.collectors.values()):
         lines.append("  nothing but the list of processes was recorded")
-    lines.append(f"next: perfscope diagnose {path}   perfscope flame {path}")
-    click.echo("\n".join(lines), err=True)
+    quoted = shlex.quote(str(path))
+    lines.append(f"next: perfscope diagnose {quoted}   perfscope flame {quoted}")
+    say("\n".join(lines))

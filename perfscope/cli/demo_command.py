@@ -14,6 +14,8 @@ from pathlib import Path
 
 import click
 
+from perfscope.cli._seconds import Seconds
+from perfscope.cli._streams import say
 from perfscope.errors import RecordingError, UsageError
 
 _STOP_SECONDS = 10.0
@@ -23,7 +25,7 @@ _WARM_UP_SECONDS = 3.0
 
 @click.command()
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("demo.perfscope"), show_default=True)
-@click.option("-d", "--seconds", type=click.FloatRange(1, 600), default=10.0, show_default=True, help="How long.")
+@click.option("-d", "--seconds", type=Seconds(1, 600), default=10.0, show_default=True, help="How long.")
 @click.option("--force", is_flag=True, help="Replace an earlier demo's session and flame graph.")
 def command(output: Path, seconds: float, force: bool) -> None:
     """Record the example inference service under load, print its diagnosis and write its flame graph."""
@@ -41,9 +43,9 @@ def command(output: Path, seconds: float, force: bool) -> None:
             gateway, url = running.enter_context(_server("the gateway", [java, str(source), url]))
             pids.append(gateway.pid)
         else:
-            _say("no JDK here, so no Java gateway in front of the service  (apt-get install default-jdk-headless)")
+            say("no JDK here, so no Java gateway in front of the service  (apt-get install default-jdk-headless)")
         load = running.enter_context(_child([*python, "perfscope.examples.load", url, "--seconds", "3600"]))
-        _say(f"the example stack answers at {url}; warming it up, then recording it for {seconds:g} s")
+        say(f"the example stack answers at {url}; warming it up, then recording it for {seconds:g} s")
         time.sleep(_WARM_UP_SECONDS)
         attach = [part for pid in pids for part in ("-p", str(pid))]
         _perfscope("record", "-o", str(output), "-d", f"{seconds:g}", *(["--force"] if force else []), *attach)
@@ -52,22 +54,18 @@ def command(output: Path, seconds: float, force: bool) -> None:
     seen = json.loads(text)
     if not seen["requests"]:
         raise RecordingError("the example stack answered no request", hint="python -m perfscope.examples.service")
-    _say(
+    say(
         f"while recorded: {seen['requests']} requests, p50 {seen['p50_ms']:.0f} ms, p99 {seen['p99_ms']:.0f} ms, "
         f"{seen['failures']} failed\n"
     )
     _perfscope("diagnose", str(output))
     _perfscope("flame", str(output), "-o", str(flame))
-    _say(f"\nsession      {output}\nflame graph  {flame.resolve()}  (open it in a browser)")
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)
+    say(f"\nsession      {output}\nflame graph  {flame.resolve()}  (open it in a browser)")
 
 
 def _perfscope(*arguments: str) -> None:
     """Runs a perfscope command as a user would, shown first. Raises RecordingError with its status if it fails."""
-    _say(f"$ perfscope {shlex.join(arguments)}")
+    say(f"$ perfscope {shlex.join(arguments)}")
     status = subprocess.run([sys.executable, "-m", "perfscope", *arguments], check=False).returncode
     if status:
         raise RecordingError(f"perfscope {arguments[0]} ended with status {status}; its own message is above")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from perfscope.cli._streams import write_data
 from perfscope.model.finding import Severity
 
 
@@ -32,11 +33,11 @@ def command(session: Path, form: str, fail_on: str | None, show_all: bool) -> in
     opened = Session.open(session)
     diagnosis = diagnose(opened, load(Path.cwd()))
     if form == "json":
-        click.echo(json.dumps(diagnosis.to_json(), indent=1, ensure_ascii=False))
+        write_data(json.dumps(diagnosis.to_json(), indent=1, ensure_ascii=False) + "\n")
     elif form == "markdown":
         from perfscope.reports.markdown import diagnosis as as_markdown
 
-        click.echo(as_markdown(diagnosis, opened))
+        write_data(as_markdown(diagnosis, opened) + "\n")
     else:
         from rich.console import Console
 

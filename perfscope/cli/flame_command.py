@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from perfscope.cli._streams import say, write_data
 from perfscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -62,13 +62,13 @@ def command(
         )
     text = _render(tree, format_, _weight(tree, weight, opened))
     if output == "-":
-        sys.stdout.write(text)
+        write_data(text)
         return
     try:
         target.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"{target}: can't be written: {error.strerror}", hint="choose another place with -o") from None
-    click.echo(f"wrote {target}", err=True)
+    say(f"wrote {target}")
 
 
 def _check_part(session: Session, from_s: float | None, to_s: float | None) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
+
+from perfscope.cli._streams import say
 
 
 @click.command()
@@ -26,7 +29,7 @@ def command(files: tuple[Path, ...], output: Path | None, force: bool) -> int:
     for name, report in info.collectors.items():
         got = "" if report.events is None else f", {report.events:,} events"
         lost = f", {report.lost_events:,} lost" if report.lost_events else ""
-        click.echo(f"  {name}: {report.status}{got}{lost}{f': {report.why}' if report.why else ''}", err=True)
-    click.echo(f"next: perfscope flame {path}", err=True)
+        say(f"  {name}: {report.status}{got}{lost}{f': {report.why}' if report.why else ''}")
+    say(f"next: perfscope flame {shlex.quote(str(path))}")
     click.echo(str(path))
     return 0

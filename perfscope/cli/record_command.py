@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from perfscope.cli._seconds import Seconds
 from perfscope.errors import RecordingError, UsageError
 from perfscope.recording.launch import RunAs, Target
 from perfscope.recording.names import default_path
@@ -14,7 +15,7 @@ from perfscope.recording.signals import Signals
 
 @click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Session directory (default: named after CMD).")
-@click.option("-d", "--duration", type=click.FloatRange(min=0, min_open=True), help="Stop recording after SECONDS.")
+@click.option("-d", "--duration", type=Seconds(0, 1e9, min_open=True), help="Stop recording after SECONDS.")
 @click.option("-r", "--rate", type=click.IntRange(1, 1000), default=100, show_default=True, help="Samples a second.")
 @click.option("--collect", help="Collectors to use, comma-separated (default: all that can run).")
 @click.option("--native", is_flag=True, help="Native frames below Python ones; stops the target for each sample.")

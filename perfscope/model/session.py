@@ -11,6 +11,7 @@ import errno
 import fcntl
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,12 +22,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from perfscope.errors import RecordingError, SessionError
+from perfscope.errors import RecordingError, SessionError, UsageError
 from perfscope.model.info import SessionInfo
 from perfscope.model.schema import TABLES, schema
 from perfscope.model.stacks import StackTable
 
 PARTIAL = ".partial"
+_REPLACED = "replaced"
+_ENTRIES = {"session.json", "session.json.new", "tables", "raw", _REPLACED}
+"""All that can stand in an unfinished session's directory."""
 _THREAD_NAME_RANK = {"comm": 0, "python": 1, "java": 1}
 
 
@@ -59,37 +63,46 @@ class SessionWriter:
     """
 
     def __init__(self, path: Path, *, force: bool = False) -> None:
-        """Makes `path`.partial. Raises RecordingError if `path` exists and `force` is false, or can't be made."""
+        """Makes `path`.partial. Raises RecordingError if `path` exists and `force` is false, or can't be made.
+
+        Raises UsageError if `path` ends in no name.
+        """
+        if path.name in ("", ".."):
+            raise UsageError(f"{path} can't be a session's name", hint="give the directory to make: -o DIR")
         self.path = path
         self.partial = path.with_name(path.name + PARTIAL)
         self.force = force
         self.stacks = StackTable()
         self.rows: dict[str, int] = {}
         self._writers: dict[str, pq.ParquetWriter] = {}
+        self._files = contextlib.ExitStack()  # Arrow takes names in UTF-8 only; Python opens any
         self._threads: dict[tuple[int, int], _Thread] = {}
         self._processes: dict[int, _Process] = {}
         self._lock = -1
-        if path.exists() and not force:
-            raise RecordingError(
-                f"{path} exists already", hint="choose another name with -o, or replace it with --force"
-            )
-        if path.exists() and not (path / "session.json").exists():
-            raise RecordingError(
-                f"{path} exists and is no perfscope session: --force won't replace it",
-                hint="choose another name with -o",
-            )
         try:
-            if self.partial.exists():
-                _refuse_if_in_use(self.partial)
+            self._refuse_existing()
+            if os.path.lexists(self.partial):
+                _refuse_unless_left_over(self.partial)
                 shutil.rmtree(self.partial)
             (self.partial / "tables").mkdir(parents=True)
             self.raw.mkdir()
             self._lock = os.open(self.partial, os.O_RDONLY)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            raise RecordingError(f"can't make {self.partial}: {error.strerror}", hint=_mend(error, path)) from None
+
+    def _refuse_existing(self) -> None:
+        if not os.path.lexists(self.path):
+            return
+        if not self.force:
             raise RecordingError(
-                f"can't make {self.partial}: {error.strerror}", hint="choose a writable place with -o DIR"
-            ) from None
+                f"{self.path} exists already", hint="choose another name with -o, or replace it with --force"
+            )
+        if self.path.is_symlink() or not (self.path / "session.json").exists():
+            raise RecordingError(
+                f"{self.path} exists and is no perfscope session: --force won't replace it",
+                hint="choose another name with -o",
+            )
 
     @property
     def raw(self) -> Path:
@@ -123,9 +136,8 @@ class SessionWriter:
         try:
             writer = self._writers.get(table)
             if writer is None:
-                writer = self._writers[table] = pq.ParquetWriter(
-                    self.partial / "tables" / f"{table}.parquet", target, compression="zstd"
-                )
+                file = self._files.enter_context(self._table_file(table).open("wb"))
+                writer = self._writers[table] = pq.ParquetWriter(file, target, compression="zstd")
             writer.write_table(data)
         except OSError as error:
             raise self._unwritable(error) from None
@@ -188,9 +200,10 @@ class SessionWriter:
     def write_info(self, info: SessionInfo) -> None:
         """Writes session.json into the unfinished directory (also early, with state "recording")."""
         text = json.dumps(info.to_json(), indent=1, ensure_ascii=False)
+        text = text.encode(errors="surrogateescape").decode(errors="replace")  # a command line may be any bytes
         temporary = self.partial / "session.json.new"
         try:
-            temporary.write_text(text + "\n", encoding="utf-8", errors="surrogateescape")
+            temporary.write_text(text + "\n", encoding="utf-8")
             temporary.replace(self.partial / "session.json")
         except OSError as error:
             raise self._unwritable(error) from None
@@ -203,7 +216,7 @@ class SessionWriter:
         try:
             frames, stacks = self.stacks.to_arrow()
             for name, table in (("frames", frames), ("stacks", stacks)):
-                pq.write_table(table, self.partial / "tables" / f"{name}.parquet", compression="zstd")
+                self._write_whole(name, table)
                 self.rows[name] = table.num_rows
             self.append(
                 "threads",
@@ -238,8 +251,8 @@ class SessionWriter:
             )
             self._close()
             for name in TABLES:
-                if not (file := self.partial / "tables" / f"{name}.parquet").exists():
-                    pq.write_table(schema(name).empty_table(), file)
+                if not self._table_file(name).exists():
+                    self._write_whole(name, schema(name).empty_table())
             info.tables = {name: self.rows.get(name, 0) for name in TABLES}
             info.state = "complete"
             if not keep_raw:
@@ -256,6 +269,13 @@ class SessionWriter:
         self._drop()
         shutil.rmtree(self.partial, ignore_errors=True)
 
+    def _table_file(self, name: str) -> Path:
+        return self.partial / "tables" / f"{name}.parquet"
+
+    def _write_whole(self, name: str, table: pa.Table) -> None:
+        with self._table_file(name).open("wb") as file:
+            pq.write_table(table, file, compression="zstd")
+
     def _close(self) -> None:
         while self._writers:
             name, writer = self._writers.popitem()
@@ -264,6 +284,7 @@ class SessionWriter:
             except OSError:
                 self._writers[name] = writer
                 raise
+        self._files.close()
 
     def _drop(self) -> None:
         """Lets go of all files without completing them; for a session that will never be whole."""
@@ -272,6 +293,8 @@ class SessionWriter:
                 writer.close()
             writer.is_open = False  # or the garbage collector would try again, and complain
         self._writers.clear()
+        with contextlib.suppress(OSError):
+            self._files.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -283,22 +306,40 @@ class SessionWriter:
         what = os.strerror(errno.ENOSPC) if "No space left" in str(error) else error.strerror or str(error)
         return RecordingError(
             f"{self.path} can't be written: {what}; the tools' own files that are whole are in {self.raw}",
-            hint=f"free some space (df -h {self.partial.parent}), or record to another disk with -o DIR",
+            hint=_mend(error, self.partial),
         )
 
     def _rename(self) -> None:
         # The old session goes only once the new one is whole, so a failed run never costs it.
         if self.force and self.path.exists():
-            old = self.path.with_name(f"{self.path.name}.old-{os.getpid()}")
-            self.path.rename(old)
+            self.path.rename(self.partial / _REPLACED)
             self.partial.rename(self.path)
-            shutil.rmtree(old)
+            shutil.rmtree(self.path / _REPLACED)
         else:
             self.partial.rename(self.path)
 
 
-def _refuse_if_in_use(partial: Path) -> None:
-    """Raises RecordingError if a living recording holds the directory's lock."""
+_ELSEWHERE = "choose a writable place with -o DIR"
+_MENDS = {
+    errno.ENOSPC: "free some space (df -h {}), or record to another disk with -o DIR",
+    errno.EDQUOT: "free some of your quota, or record to another disk with -o DIR",
+    errno.EFBIG: "lift the limit on file sizes: ulimit -f unlimited",
+    errno.EMFILE: "lift the limit on open files: ulimit -n 1024",
+    errno.ENAMETOOLONG: "choose a shorter name with -o DIR",
+}
+
+
+def _mend(error: OSError, path: Path) -> str:
+    number = errno.ENOSPC if "No space left" in str(error) else error.errno  # Arrow's own errors carry no number
+    return _MENDS.get(number or 0, _ELSEWHERE).format(shlex.quote(str(path.parent)))
+
+
+def _refuse_unless_left_over(partial: Path) -> None:
+    """Raises RecordingError if it is no unfinished session, or a living recording holds its lock."""
+    if partial.is_symlink() or not partial.is_dir() or {entry.name for entry in partial.iterdir()} - _ENTRIES:
+        raise RecordingError(
+            f"{partial} is in the way and no unfinished session", hint=f"move it away, or {_ELSEWHERE}"
+        )
     held = os.open(partial, os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -383,7 +424,8 @@ class Session:
             file = self.path / "tables" / f"{name}.parquet"
             target = schema(name)
             try:
-                table = pq.read_table(file, memory_map=False)
+                with file.open("rb") as stream:
+                    table = pq.read_table(stream)
                 self._tables[name] = table.select(target.names).cast(target)
             except (OSError, pa.ArrowException, KeyError, ValueError) as error:
                 raise _unreadable(file, error) from None
@@ -398,7 +440,7 @@ class Session:
         declared = schema(name)
         target = pa.schema([declared.field(column) for column in columns])
         try:
-            with pq.ParquetFile(file, memory_map=False) as parquet:
+            with file.open("rb") as stream, pq.ParquetFile(stream) as parquet:
                 for batch in parquet.iter_batches(rows, columns=list(columns)):
                     yield pa.Table.from_batches([batch]).select(target.names).cast(target)
         except (OSError, pa.ArrowException, KeyError, ValueError) as error:
