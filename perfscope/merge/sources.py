@@ -91,6 +91,7 @@ def _waits(piece: pa.Table) -> Columns:
         "start": piece["start_ns"].to_numpy(),
         "end": filled(piece["end_ns"], NEVER),
         "gil": codes(piece["kind"], lambda s: s == "gil") == 1,
+        "lock": codes(piece["kind"], lambda s: s == "futex") == 1,
     }
 
 

@@ -173,7 +173,7 @@ class Merge:
         if requests:
             cause[row_at(disjoint(requests, requests["waited"]), middle) >= 0] = DISK
         if futexes:
-            in_futex = np.flatnonzero(row_at(disjoint(futexes, ~futexes["gil"]), middle) >= 0)
+            in_futex = np.flatnonzero(row_at(disjoint(futexes, futexes["lock"]), middle) >= 0)
             cause[in_futex] = self._futex_causes(info.pid, stack[in_futex], waker[in_futex])
         pause = row_at(pauses := self.sources.pauses.get(info.pid, disjoint({})), middle)
         # A thread that was blocked well before the pause waits for something else.
