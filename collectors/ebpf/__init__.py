@@ -21,6 +21,7 @@ from perfscope.collectors.base import Check, Collector, Context, Options
 from perfscope.collectors.ebpf import checks, gil, tables, threads
 from perfscope.collectors.ebpf.backend import Backend
 from perfscope.collectors.ebpf.drm import DrmEvents
+from perfscope.collectors.ebpf.mappings import Mappings
 from perfscope.collectors.ebpf.records import ALIVE, BLOCK, DEATH, EVENT, EXEC, FORK, Records, chunks
 from perfscope.errors import CollectorError
 from perfscope.model.session import SessionWriter
@@ -50,8 +51,8 @@ class EbpfCollector(Collector):
         self._initial: list[threads.Life] = []
         self._final: dict[int, procfs.SchedStat | None] = {}
         self._names: dict[int, str | None] = {}
-        self._runtimes: dict[int, list[tuple[int, int]]] = {}
-        self._unread_runtimes: set[int] = set()
+        self._runtimes = gil.Runtimes()
+        self._mappings: Mappings | None = None
         self._start_ns = self._stop_ns = self._cpu_ns = 0
         self._stopping = threading.Event()
         self._drainer: threading.Thread | None = None
@@ -74,6 +75,10 @@ class EbpfCollector(Collector):
             self.report.notes += backend.notes
             self._drm = DrmEvents.open(self.context.raw)
             self.report.notes += self._drm.notes
+            try:
+                self._mappings = Mappings(self._runtimes)
+            except CollectorError as error:
+                self.report.notes.append(f"where a Python process that soon ends had its GIL can't be known: {error}")
             self._start_ns = time.monotonic_ns()
             self._follow_trees(root_pids)
         self._drainer = threading.Thread(target=self._drain_loop, name="perfscope-ebpf", daemon=True)
@@ -104,6 +109,8 @@ class EbpfCollector(Collector):
             for pid in procfs.tree(roots):
                 if pid in self.context.own_pids:
                     continue
+                if pid not in tried:
+                    self._runtimes.look(pid)
                 for tid in procfs.threads(pid):
                     if tid not in tried:
                         tried.add(tid)
@@ -131,13 +138,14 @@ class EbpfCollector(Collector):
             if self._backend is None or process.pid in self.context.own_pids:
                 return
             self._follow_trees([process.pid])
-            if process.runtime == "python":
-                self._runtimes[process.pid] = gil.runtime_ranges(process.pid)
-                if not self._runtimes[process.pid]:
-                    self._unread_runtimes.add(process.pid)
 
     def tick(self) -> None:
-        """Raises CollectorError once the records can't be written any more (disk full)."""
+        """Looks again for the GIL where it wasn't found: its library may be mapped only now.
+
+        Raises CollectorError once the records can't be written any more (disk full).
+        """
+        for pid in self._runtimes.unread:
+            self._runtimes.look(pid)
         if self._drain_error is not None:
             raise CollectorError(f"can't write {self.context.raw}: {self._drain_error.strerror}")
 
@@ -148,6 +156,8 @@ class EbpfCollector(Collector):
                 self._backend.drain()
                 if self._drm is not None:
                     self._drm.drain()
+                if self._mappings is not None:
+                    self._mappings.drain()
         except OSError as error:
             self._drain_error = error
         finally:
@@ -161,6 +171,8 @@ class EbpfCollector(Collector):
             self._stopping.set()
             if self._drainer is not None:
                 self._drainer.join()
+            if self._mappings is not None:
+                self._mappings.stop()
             backend = self._backend
             if backend is None:
                 self._stop_ns = time.monotonic_ns()
@@ -205,10 +217,10 @@ class EbpfCollector(Collector):
             if life.end_ns is None:
                 life.name = self._names.get(life.tid) or life.name
         sched = tables.SchedTable(writer, lives, window)
-        judge = self._learn_gil(lives.parents)
+        kinds = self._learn_gil(lives)
         for events in self._events():
             sched.add(events)
-            tables.append_waits(writer, events, window, judge.is_gil)
+            tables.append_waits(writer, events, window, kinds)
         sched.add_untold()
         for blocks in chunks(self.context.raw / "blocks.bin", BLOCK):
             count += len(blocks)
@@ -216,7 +228,7 @@ class EbpfCollector(Collector):
         if self._drm is not None:
             count += self._drm.read(writer, window)
         tables.note_lives(writer, lives, window)
-        self._complete(lives, window, count)
+        self._complete(lives, window, count, kinds)
 
     def _events(self) -> Iterator[Records]:
         return chunks(self.context.raw / "events.bin", EVENT)
@@ -228,13 +240,17 @@ class EbpfCollector(Collector):
             tasks.append(events[np.isin(events["kind"], (FORK, EXEC, DEATH, ALIVE))])
         return np.concatenate(tasks), count
 
-    def _learn_gil(self, parents: dict[int, int]) -> gil.GilAddresses:
-        judge = gil.GilAddresses(self._runtimes, parents)
+    def _learn_gil(self, lives: threads.Lives) -> gil.WaitKinds:
+        execed = {tgid for _, tgid, _ in lives.images}
+        parents = {pid: parent for pid, parent in lives.parents.items() if pid not in execed}
+        named = {tgid for _, tgid, name in lives.images if name.startswith("python")}
+        ranges = self._runtimes.ranges
+        kinds = gil.WaitKinds(ranges, self._runtimes.unread | named - ranges.keys(), parents)
         for events in self._events():
-            judge.learn(events)
-        return judge
+            kinds.learn(events)
+        return kinds
 
-    def _complete(self, lives: threads.Lives, window: tables.Window, count: int) -> None:
+    def _complete(self, lives: threads.Lives, window: tables.Window, count: int, kinds: gil.WaitKinds) -> None:
         assert self._backend is not None
         losses = self._backend.losses()
         losses.raws = self._drm.lost if self._drm is not None else 0
@@ -254,10 +270,15 @@ class EbpfCollector(Collector):
             problems.append(f"records couldn't be written: {self._drain_error.strerror}")
         if problems:
             report.status, report.why = "partial", "; ".join(problems)
-        if self._unread_runtimes:
-            pids = ", ".join(map(str, sorted(self._unread_runtimes)))
-            report.notes.append(f"no _PyRuntime symbol in process {pids}: its GIL waits are counted as other locks")
-        if any(self._runtimes.values()):
+        if kinds.unknown:
+            pids = ", ".join(map(str, sorted(kinds.unknown)))
+            report.notes.append(
+                f"no _PyRuntime symbol found in Python process {pids}: whether its {sum(kinds.unknown.values())} futex "
+                "waits were for the GIL or for other locks is unknown"
+            )
+        if self._mappings is not None and self._mappings.lost:
+            report.notes.append(f"{self._mappings.lost} mappings of program files went unseen (buffers full)")
+        if self._runtimes.ranges:
             report.notes.append(
                 "GIL waits are those for the main interpreter's GIL: subinterpreters with a GIL of their own show as "
                 "other locks, free-threaded builds have no GIL"

@@ -6,30 +6,25 @@ with numpy. What isn't about a followed thread is dropped when drained.
 
 from __future__ import annotations
 
-import ctypes as c
-import errno
-import mmap
-import os
 import platform
 import struct
 import time
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from perfscope.collectors.ebpf import tracefs
 from perfscope.collectors.ebpf.backend import Losses
+from perfscope.collectors.ebpf.perfring import ATTR_SIZE, RECORD_LOST, RECORD_SAMPLE, PerfRing, online_cpus, records
 from perfscope.collectors.ebpf.raw import Samples, UnpairedBackend, block_tracepoints
 from perfscope.collectors.ebpf.tracefs import Tracepoint
 from perfscope.errors import CollectorError
 
-SYSCALL = {"x86_64": 298, "aarch64": 241}
-PERF_TYPE_TRACEPOINT, ATTR_SIZE = 2, 112
+PERF_TYPE_TRACEPOINT = 2
 SAMPLE_TYPE = 1 << 1 | 1 << 2 | 1 << 7 | 1 << 10  # TID, TIME, CPU, RAW
 FLAGS = 1 | 1 << 18 | 1 << 25  # disabled, sample_id_all, use_clockid
-ENABLE, PERF_RECORD_LOST, PERF_RECORD_SAMPLE = 0x2400, 2, 9
 HEADER = 36  # header 8, tgid and tid 8, time 8, cpu 8, size of the raw record 4
-FD_CLOEXEC = 8
 
 
 class Buffer:
@@ -39,69 +34,32 @@ class Buffer:
         attr = bytearray(ATTR_SIZE)
         struct.pack_into("<IIQQQQQ", attr, 0, PERF_TYPE_TRACEPOINT, ATTR_SIZE, point.id, 1, SAMPLE_TYPE, 0, FLAGS)
         struct.pack_into("<i", attr, 92, time.CLOCK_MONOTONIC)
-        libc = c.CDLL(None, use_errno=True)
-        self.fd = libc.syscall(
-            SYSCALL[platform.machine()], (c.c_char * ATTR_SIZE).from_buffer(attr), -1, cpu, -1, c.c_ulong(FD_CLOEXEC)
-        )
-        if self.fd < 0:
-            error = c.get_errno()
-            denied = error in (errno.EACCES, errno.EPERM)
-            raise CollectorError(
-                f"perf_event_open {point.category}:{point.name}: {os.strerror(error)}",
-                hint="run as root, or: sysctl kernel.perf_event_paranoid=-1" if denied else None,
-            )
         self.point = point
-        self._size = pages * mmap.PAGESIZE
-        try:
-            self._map = mmap.mmap(self.fd, self._size + mmap.PAGESIZE)
-        except OSError as error:
-            os.close(self.fd)
-            raise CollectorError(
-                f"no memory for the buffers of perf events: {error.strerror}",
-                hint="sysctl kernel.perf_event_mlock_kb=65536",
-            ) from None
-        self._data = np.frombuffer(self._map, np.uint8, self._size, mmap.PAGESIZE)
+        self.ring = PerfRing(f"{point.category}:{point.name}", attr, cpu, pages)
         self.lost = 0
-
-    def enable(self) -> None:
-        c.CDLL(None, use_errno=True).ioctl(self.fd, ENABLE, 0)
 
     def drain(self) -> Samples | None:
         """All samples since the last call."""
-        head, tail = struct.unpack_from("<QQ", self._map, 1024)
-        if head == tail:
-            return None
-        begin, end = tail & (self._size - 1), head & (self._size - 1)
-        data = self._data[begin:end].copy() if begin < end else np.concatenate([self._data[begin:], self._data[:end]])
-        struct.pack_into("<Q", self._map, 1032, head)
-        return self._samples(data)
+        data = self.ring.take()
+        return None if data is None else self._samples(data)
 
-    def _samples(self, data: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> Samples | None:
+    def _samples(self, data: npt.NDArray[np.uint8]) -> Samples | None:
         size = int(data[6]) | int(data[7]) << 8
         if size >= HEADER and len(data) % size == 0:
             table = data.reshape(-1, size)
-            if (table[:, :8] == table[0, :8]).all() and table[0, 0] == PERF_RECORD_SAMPLE:
+            if (table[:, :8] == table[0, :8]).all() and table[0, 0] == RECORD_SAMPLE:
                 return Samples(self.point, table)
-        at, rows, raw = 0, [], data.tobytes()
-        while at + 8 <= len(raw):
-            kind, _, size = struct.unpack_from("<IHH", raw, at)
-            if size < 8:
-                break
-            if kind == PERF_RECORD_SAMPLE:
-                rows.append(raw[at : at + size])
-            elif kind == PERF_RECORD_LOST:
-                self.lost += struct.unpack_from("<Q", raw, at + 16)[0]
-            at += size
+        rows = []
+        for kind, record in records(data.tobytes()):
+            if kind == RECORD_SAMPLE:
+                rows.append(record)
+            elif kind == RECORD_LOST:
+                self.lost += struct.unpack_from("<Q", record, 16)[0]
         if not rows:
             return None
         width = max(map(len, rows))
         padded = b"".join(row.ljust(width, b"\0") for row in rows)
         return Samples(self.point, np.frombuffer(padded, np.uint8).reshape(-1, width))
-
-    def close(self) -> None:
-        del self._data
-        self._map.close()
-        os.close(self.fd)
 
 
 class PerfBackend(UnpairedBackend):
@@ -109,8 +67,6 @@ class PerfBackend(UnpairedBackend):
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        if platform.machine() not in SYSCALL:
-            raise CollectorError(f"no system call numbers known for {platform.machine()}")
         start, *blocks = block_tracepoints()
         # Births last: then a batch holds the birth of every thread that any of its records is about.
         wanted = [
@@ -130,12 +86,12 @@ class PerfBackend(UnpairedBackend):
         try:
             for category, name, pages in wanted:
                 point = tracefs.tracepoint(category, name)
-                self._buffers += [Buffer(point, cpu, pages) for cpu in _online()]
+                self._buffers += [Buffer(point, cpu, pages) for cpu in online_cpus()]
         except CollectorError:
             self._close()
             raise
         for buffer in self._buffers:
-            buffer.enable()
+            buffer.ring.enable()
 
     @property
     def version(self) -> str:
@@ -157,18 +113,9 @@ class PerfBackend(UnpairedBackend):
         self._lost = sum(buffer.lost for buffer in self._buffers if buffer.point.category != "block")
         self._lost_blocks = sum(buffer.lost for buffer in self._buffers if buffer.point.category == "block")
         while self._buffers:
-            self._buffers.pop().close()
+            self._buffers.pop().ring.close()
 
     def losses(self) -> Losses:
         if self._closed:
             return Losses(self._lost, self._lost_blocks)
         return Losses(sum(b.lost for b in self._buffers if b.point.category != "block"))
-
-
-def _online() -> list[int]:
-    text = Path("/sys/devices/system/cpu/online").read_text().strip()
-    cpus: list[int] = []
-    for part in text.split(","):
-        low, _, high = part.partition("-")
-        cpus += range(int(low), int(high or low) + 1)
-    return cpus

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,57 +22,95 @@ _MUTEX_BYTES = {"x86_64": 40, "aarch64": 48}
 GIL_BYTES = 2 * (_COND_BYTES + _MUTEX_BYTES.get(platform.machine(), 40))
 
 
-def runtime_ranges(pid: int) -> list[tuple[int, int]]:
-    """[start, end) addresses of the `_PyRuntime` objects mapped into a process; empty if there is none."""
-    found = []
-    bases: dict[str, int] = {}
-    try:
-        maps = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")
-    except OSError:
-        return []
-    for line in maps.splitlines():
-        parts = line.split(None, 5)
-        if len(parts) == 6 and parts[5].startswith("/") and int(parts[2], 16) == 0:
-            bases.setdefault(parts[5], int(parts[0].split("-")[0], 16))
-    for path, base in bases.items():
-        if "python" not in path.rsplit("/", 1)[-1]:
-            continue
-        symbol = elf.find_symbol(Path(f"/proc/{pid}/root{path}"), "_PyRuntime")
-        if symbol is not None:
-            start = symbol.value + (base - symbol.load_address if symbol.relocatable else 0)
-            found.append((start, start + symbol.size))
-    return found
+_PYTHON = re.compile(r"(lib)?python\d*(\.\d+)*[a-z]*(\.so[.\d]*)?( \(deleted\))?")
+
+FUTEX, GIL, UNKNOWN = range(3)
+KINDS = ("futex", "gil", "unknown")
+"""What a wait was for. unknown: in a Python process whose runtime state couldn't be found, so either."""
 
 
-class GilAddresses:
-    """Learns the GIL's addresses from the timed waits (`learn` over all events), then judges (`is_gil`)."""
+class Runtimes:
+    """Where each process has its `_PyRuntime` objects: of mappings as they happen, or as /proc shows them.
 
-    def __init__(self, runtimes: Mapping[int, list[tuple[int, int]]], parents: Mapping[int, int]) -> None:
-        """runtimes: pid -> ranges of `_PyRuntime`; a child that never execs has its parent's."""
-        self._runtimes, self._parents = runtimes, parents
+    A process is known to run Python by a mapping's name. One that has more than one image has the ranges of all.
+    """
+
+    def __init__(self) -> None:
+        self.ranges: dict[int, set[tuple[int, int]]] = defaultdict(set)
+        self._without: set[int] = set()
+
+    @property
+    def unread(self) -> set[int]:
+        """Python processes in which none was found."""
+        return self._without - self.ranges.keys()
+
+    def mapped(self, pid: int, address: int, end: int, offset: int, path: str, inode: int) -> None:
+        """`path`'s code at `offset` is mapped there."""
+        if not _PYTHON.fullmatch(path.rsplit("/", 1)[-1]):
+            return
+        self._without.add(pid)
+        # The process's own view of the file; once it is gone, the same name if it is still the same file.
+        for place, number in (
+            (f"/proc/{pid}/map_files/{address:x}-{end:x}", inode),
+            (f"/proc/{pid}/root{path}", None),
+            (path, inode),
+        ):
+            symbol = elf.find_symbol(Path(place), "_PyRuntime", number)
+            if symbol is not None and (found := symbol.range_at(address, offset)) is not None:
+                self.ranges[pid].add(found)
+                return
+
+    def look(self, pid: int) -> None:
+        """Reads /proc/PID/maps, if the process still has one."""
+        try:
+            maps = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")
+        except OSError:
+            return
+        for line in maps.splitlines():
+            parts = line.split(None, 5)
+            if len(parts) == 6 and "x" in parts[1] and parts[5].startswith("/"):
+                address, _, end = parts[0].partition("-")
+                self.mapped(pid, int(address, 16), int(end, 16), int(parts[2], 16), parts[5], int(parts[4]))
+
+
+class WaitKinds:
+    """Learns the GIL's addresses from the timed waits (`learn` over all events), then judges (`of`)."""
+
+    def __init__(
+        self, ranges: Mapping[int, set[tuple[int, int]]], unread: set[int], parents: Mapping[int, int]
+    ) -> None:
+        """ranges: pid -> those of `_PyRuntime`; unread: Python processes where that isn't known. parents: of each
+        process that never execs, and so has its parent's memory."""
+        self._ranges, self._unread, self._parents = ranges, unread, parents
         self._gils: dict[int, set[int]] = defaultdict(set)
+        self.unknown: dict[int, int] = defaultdict(int)
+        """pid -> how many of its waits were judged unknown."""
 
-    def _ranges(self, pid: int) -> list[tuple[int, int]]:
+    def _origin(self, pid: int) -> int:
+        """Whose memory layout the process has."""
         seen: set[int] = set()
-        while pid not in self._runtimes and pid in self._parents and pid not in seen:
+        while pid not in self._ranges and pid not in self._unread and pid in self._parents and pid not in seen:
             seen.add(pid)
             pid = self._parents[pid]
-        return self._runtimes.get(pid, [])
+        return pid
 
     def learn(self, events: Records) -> None:
         """Takes the addresses of timed waits inside `_PyRuntime`."""
         timed = events[(events["kind"] == WAIT) & ((events["extra"] & OP_TIMED) != 0)]
         for pid in np.unique(timed["tgid"]).tolist():
             addresses = np.unique(timed["b"][timed["tgid"] == pid])
-            for start, end in self._ranges(pid):
+            for start, end in self._ranges.get(self._origin(pid), ()):
                 inside = addresses[(addresses >= start) & (addresses < end)]
                 self._gils[pid] |= {(address & ~7) - _SIGNALS_AT for address in inside.tolist()}
 
-    def is_gil(self, waits: Records) -> npt.NDArray[np.bool_]:
-        """For each WAIT record, whether it waited for a GIL."""
-        result = np.zeros(len(waits), bool)
-        for pid, gils in self._gils.items():
+    def of(self, waits: Records) -> npt.NDArray[np.int32]:
+        """Index into KINDS for each WAIT record."""
+        kinds = np.full(len(waits), FUTEX, np.int32)
+        for pid in np.unique(waits["tgid"]).tolist():
             mine = waits["tgid"] == pid
-            for gil in gils:
-                result |= mine & (waits["b"] >= gil) & (waits["b"] < gil + GIL_BYTES)
-        return result
+            for gil in self._gils.get(pid, ()):
+                kinds[mine & (waits["b"] >= gil) & (waits["b"] < gil + GIL_BYTES)] = GIL
+            if self._origin(pid) in self._unread:
+                kinds[mine] = UNKNOWN
+                self.unknown[pid] += int(mine.sum())
+        return kinds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from perfscope.collectors.ebpf.gil import KINDS, WaitKinds
 from perfscope.collectors.ebpf.records import ALIVE, LETTERS, SCHED, WAIT, Records, state_codes
 from perfscope.collectors.ebpf.threads import Life, Lives
 from perfscope.model.session import SessionWriter
@@ -122,7 +123,7 @@ class SchedTable:
         )
 
 
-def append_waits(writer: SessionWriter, events: Records, window: Window, is_gil: Callable[[Records], Bools]) -> None:
+def append_waits(writer: SessionWriter, events: Records, window: Window, kinds: WaitKinds) -> None:
     """Writes the WAIT records among `events` to `waits`."""
     chosen = events[events["kind"] == WAIT]
     start = np.maximum(chosen["a"].astype(np.int64), window.start_ns)
@@ -137,7 +138,7 @@ def append_waits(writer: SessionWriter, events: Records, window: Window, is_gil:
             "tid": chosen["tid"].astype(np.int32),
             "start_ns": start,
             "end_ns": _masked(end, open_, pa.int64()),
-            "kind": _category(is_gil(chosen).astype(np.int32), ("futex", "gil")),
+            "kind": _category(kinds.of(chosen), KINDS),
             "address": chosen["b"],
             "waker_tid": _masked(chosen["other"].astype(np.int32), open_ | (chosen["other"] == 0), pa.int32()),
             "result": _masked(chosen["value"], open_, pa.int32()),

@@ -270,6 +270,37 @@ def test_gil_waits_are_told_from_lock_waits(tmp_path: Path) -> None:
     assert longest["waker_tid"] == next(iter(session.table("processes").to_pylist()))["pid"]
 
 
+SHORT_GIL = """
+import threading, time
+end = time.monotonic() + .02
+def spin():
+    while time.monotonic() < end: sum(range(200))
+workers = [threading.Thread(target=spin) for _ in range(4)]
+for w in workers: w.start()
+for w in workers: w.join()
+"""
+
+
+@pytest.mark.parametrize("backend", ["libbpf", "perf"])
+def test_gil_of_pythons_that_are_gone_before_a_look(tmp_path: Path, backend: str) -> None:
+    """Nobody says that they started, or looks at them: they live some 40 ms, on a machine with four busy processes."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        script = f"{sys.executable} -c '{SHORT_GIL}'; " * 5 + "true"
+        ((ebpf, session),) = record(tmp_path, ["sh", "-c", script], backend).values()
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    waits = session.table("waits").to_pylist()
+    by_gil = Counter(w["pid"] for w in waits if w["kind"] == "gil")
+    # A child per program; each has three threads in line for its GIL at any time.
+    pythons = {p["pid"] for p in session.table("processes").to_pylist() if str(p["name"]).startswith("python")}
+    assert len(pythons) == 5
+    assert by_gil.keys() == pythons
+    assert not [note for note in ebpf.report.notes if "unknown" in note]
+
+
 def test_every_birth_and_death_is_seen(tmp_path: Path) -> None:
     script = "for i in 1 2 3 4 5 6 7 8; do (true; true) & done; wait"
     ((ebpf, session),) = record(tmp_path, ["sh", "-c", script], "libbpf").values()

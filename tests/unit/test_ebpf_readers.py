@@ -14,12 +14,28 @@ from hypothesis import strategies as st
 from perfscope.collectors.ebpf import elf, gil, pairing
 from perfscope.collectors.ebpf.backend import Thread
 from perfscope.collectors.ebpf.drm import JobTable
-from perfscope.collectors.ebpf.records import ALIVE, EVENT, SCHED, SWITCH, WAKE, chunks
+from perfscope.collectors.ebpf.records import ALIVE, EVENT, SCHED, SWITCH, WAIT, WAKE, chunks
 
 
 def test_python_runtime_is_where_the_loader_put_it() -> None:
     address = ctypes.addressof(ctypes.c_char.in_dll(ctypes.pythonapi, "_PyRuntime"))
-    assert address in [start for start, _ in gil.runtime_ranges(os.getpid())]
+    runtimes = gil.Runtimes()
+    runtimes.look(os.getpid())
+    assert address in [start for start, _ in runtimes.ranges[os.getpid()]]
+    assert not runtimes.unread
+
+
+def test_a_python_without_the_symbol_makes_its_waits_unknown(tmp_path: Path) -> None:
+    """Process 10 maps a Python whose symbol can't be read, 11 is its child, 12 no Python."""
+    runtimes = gil.Runtimes()
+    runtimes.mapped(10, 0x1000, 0x2000, 0, str(tmp_path / "libpython3.12.so.1.0"), 1)
+    runtimes.mapped(12, 0x1000, 0x2000, 0, str(tmp_path / "libboost_python312.so"), 1)
+    assert runtimes.unread == {10}
+    kinds = gil.WaitKinds(runtimes.ranges, runtimes.unread, {11: 10})
+    waits = np.array([(5, 1, 0x1000, tgid, tgid, 0, 0, 0, 0, WAIT, 0) for tgid in (10, 11, 12)], EVENT)
+    kinds.learn(waits)
+    assert [gil.KINDS[kind] for kind in kinds.of(waits)] == ["unknown", "unknown", "futex"]
+    assert kinds.unknown == {10: 1, 11: 1}
 
 
 @given(st.binary(max_size=400))
