@@ -161,8 +161,8 @@ class NvmlCollector(Collector):
             )
         if sampler.owners.by_exclusion:
             notes.append(
-                "the driver's process ids are those of the host, which can't be seen from this container: "
-                "the target's process was told by exclusion"
+                "the driver's process ids are those of a host that can't be seen from here: "
+                "which of them is the target's was told by exclusion"
             )
         if sampler.xids:
             notes.append(f"{sampler.xids} Xid errors of the GPUs were reported (counter gpu_xid)")

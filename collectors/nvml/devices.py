@@ -80,7 +80,7 @@ def _describe(device: Device) -> None:
     device.facts = {
         "name": device.ask("name", pynvml.nvmlDeviceGetName),
         "uuid": device.ask("UUID", pynvml.nvmlDeviceGetUUID),
-        "pci": pci and pci.busId.decode(errors="replace"),
+        "pci": pci and pci.busId,
         "mig": None if mode is None else device.mig_enabled,
         "numa_node": device.ask("NUMA node", pynvml.nvmlDeviceGetNumaNodeId),
         "cpu_affinity": _cpus(device.ask("CPU affinity", pynvml.nvmlDeviceGetCpuAffinity, 64)),

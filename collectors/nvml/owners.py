@@ -1,10 +1,11 @@
 """Which devices the target uses, and which of the driver's process ids is which process of it.
 
 The driver gives process ids of the host's first pid namespace, whoever asks. Where perfscope lives there too (on the
-host; the target may be in a container), they are the ids it knows itself. Inside a container they mean nothing there,
-and equal numbers are chance: then a device is used by the target if one of its processes has the device's file open
-and the driver lists a process for it, and an id is told only by exclusion: one such process of the target, and one
-listed id that wasn't there before the target began.
+host; the target may be in a container), they are the ids it knows itself. Elsewhere they mean nothing, and equal
+numbers are chance: then a device is used by the target if one of its processes has the device's file open and the
+driver lists a process that wasn't there before the target began; and which id is which process is told by exclusion
+only: one such process of the target, and one such id. The same holds where none of the ids is ours, as in a sandbox
+that hides its namespace.
 """
 
 from __future__ import annotations
@@ -97,15 +98,16 @@ class Owners:
 
         listed: None if the driver doesn't say. pids: the target's; holders: those that have the device open.
         """
-        if self.host and listed is not None:
-            mine = {pid: pid for pid in listed if pid in pids}
-            if mine:
-                self.used.add(device)
+        mine = {pid: pid for pid in listed or () if pid in pids} if self.host else {}
+        if mine or not holders or (listed is not None and not listed):
+            self.used |= {device} if mine else set()
             return mine
-        if not holders or (listed is not None and not listed):
+        new = set(listed or ()) - self._before.get(device, set())
+        if self.host:
+            new = {pid for pid in new if not Path(f"/proc/{pid}").exists()}  # those are other programs
+        if listed is not None and not new:
             return {}
         self.used.add(device)
-        new = set(listed or ()) - self._before.get(device, set())
         if len(new) == 1 and len(holders) == 1:
             self.by_exclusion = True
             return dict(zip(new, holders, strict=True))

@@ -19,7 +19,7 @@ from perfscope.collectors.nvml.readings import Reading, readings
 from perfscope.collectors.nvml.values import ValueFile
 
 LOOK_NS = 500_000_000
-"""Time between two looks at which processes are on a device."""
+"""Time between two looks at which processes are on a device, once it is known that the target is on one."""
 
 BUDGET = 0.009
 """Share of one core that sampling at up to 10 Hz may cost; a higher rate, being asked for, may cost more in proportion.
@@ -140,16 +140,18 @@ class Sampler:
         )
 
     def _look(self) -> None:
-        """Who is on which device, and what they use, every LOOK_NS."""
+        """Who is on which device, and what they use."""
         now = time.monotonic_ns()
+        every = LOOK_NS if self.owners.used else 0
         pids = set(self.pids)
         for watched in self._watched:
             device = watched.device
-            if device.mig_enabled or now < watched.looked_ns + LOOK_NS:
+            if device.mig_enabled or now < watched.looked_ns + every:
                 continue
             watched.looked_ns = now
             listed = self._processes(device)
-            holders = set() if self.owners.host and listed else self._holding(device, pids, now)
+            known = self.owners.host and listed is not None and not pids.isdisjoint(listed.value)
+            holders = set() if known else self._holding(device, pids, now)
             watched.pids = self.owners.match(device.label, listed.value if listed else None, pids, holders)
             if listed:
                 for theirs, ours in watched.pids.items():
