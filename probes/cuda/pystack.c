@@ -147,26 +147,40 @@ static uint32_t utf8(const void *text, char *out, uint32_t room)
 	return used;
 }
 
-static uint64_t code_key(const void *code)
+static uint64_t content(uint64_t hash, const char *bytes, uint64_t count)
 {
-	// The address alone could be a new object where an old one was freed; its parts tell them apart.
-	uint64_t key = mix((uint64_t)code, LOAD(uint64_t, code, at.code_name));
-	key = mix(key, LOAD(uint64_t, code, at.code_lines));
-	return mix(key, LOAD(uint32_t, code, at.code_first_line)) | 1;
+	for (uint64_t i = 0; i < count; i++)
+		hash = (hash ^ (uint8_t)bytes[i]) * 0x100000001b3u;
+	return hash;
+}
+
+// A code object's address can be a new object's where an old one was freed, and so can its parts' addresses: what a
+// stack is remembered by has to be what it shows. Tells by a few bytes, on every launch.
+static uint64_t glance(const void *code)
+{
+	const char *lines = LOAD(char *, code, at.code_lines), *file = LOAD(char *, code, at.code_file);
+	uint64_t length = file ? LOAD(uint64_t, file, at.text_length) : 0;
+	uint64_t hash = mix((uint64_t)code, LOAD(uint64_t, code, at.code_name) ^ LOAD(uint32_t, code, at.code_first_line));
+	if (lines) // 16 bytes are there for the shortest of bytes objects
+		hash = mix(hash, LOAD(uint64_t, lines, at.bytes_size) ^ LOAD(uint64_t, lines, at.bytes_data));
+	if (length >= 8) // a path ends in the name that tells files apart; of a wider text this is some middle part
+		hash = mix(hash, LOAD(uint64_t, file, at.text_ascii + length - 8));
+	return mix(hash, (uint64_t)file ^ length);
 }
 
 static uint32_t code_id(const void *code)
 {
-	static char file[4096], name[1024];
-	uint32_t *id = slot(&codes, code_key(code));
-	if (!id || *id)
-		return id ? *id : 0;
+	static char file[4096], name[1024]; // under the lock
 	uint32_t files = utf8(LOAD(void *, code, at.code_file), file, sizeof file);
 	uint32_t names = utf8(LOAD(void *, code, at.code_name), name, sizeof name);
 	const char *lines = LOAD(char *, code, at.code_lines);
 	uint64_t line_bytes = lines ? LOAD(uint64_t, lines, at.bytes_size) : 0;
 	if (line_bytes > 32768)
 		line_bytes = 0; // such a function keeps its first line only
+	uint64_t key = content(content(LOAD(uint32_t, code, at.code_first_line), file, files), name, names);
+	uint32_t *id = slot(&codes, content(key, lines + at.bytes_data, line_bytes) | 1);
+	if (!id || *id)
+		return id ? *id : 0;
 	struct pystack_code *record = spool_reserve(PYSTACK_CODE, (uint32_t)(sizeof *record + files + names + line_bytes));
 	if (!record)
 		return 0;
@@ -207,7 +221,7 @@ static uint32_t walk(struct raw_frame *out, uint64_t *hash)
 		uint64_t start = code + at.code_bytes, now = LOAD(uint64_t, frame, at.frame_instruction);
 		out[depth].code = (void *)code;
 		out[depth].instruction = now > start ? (uint32_t)((now - start) / 2) : 0;
-		*hash = mix(mix(*hash, code), out[depth].instruction);
+		*hash = mix(mix(*hash, glance((void *)code)), out[depth].instruction);
 		depth++;
 	}
 	return depth;
@@ -216,21 +230,21 @@ static uint32_t walk(struct raw_frame *out, uint64_t *hash)
 // The last stacks of this thread: a decode loop launches from the same few hundred places again and again.
 enum { RECENT = 1024 };
 static __thread struct {
-	uint64_t hash, proof;
+	uint64_t hash;
 	uint32_t id;
 } recent[RECENT];
 
 static uint32_t write_stack(const struct raw_frame *frames, uint32_t depth)
 {
+	uint32_t ids[PYSTACK_DEPTH], found = 0;
 	uint64_t key = depth;
-	for (uint32_t i = 0; i < depth; i++)
-		key = mix(mix(key, code_key(frames[i].code)), frames[i].instruction);
 	pthread_mutex_lock(&writing);
-	uint32_t *id = slot(&stacks, key | 1), found = 0;
+	for (uint32_t i = 0; i < depth; i++) {
+		ids[i] = code_id(frames[i].code);
+		key = mix(mix(key, ids[i]), frames[i].instruction);
+	}
+	uint32_t *id = slot(&stacks, key | 1);
 	if (id && !*id) {
-		uint32_t ids[PYSTACK_DEPTH]; // code records first: both share this thread's chunk
-		for (uint32_t i = 0; i < depth; i++)
-			ids[i] = code_id(frames[i].code);
 		struct pystack_stack *record = spool_reserve(PYSTACK_STACK, (uint32_t)(sizeof *record + depth * sizeof *record->frames));
 		if (record) {
 			record->id = *id = stacks.count;
@@ -254,15 +268,12 @@ uint32_t pystack_id(void)
 	uint32_t depth = walk(frames, &hash);
 	if (!depth)
 		return 0;
-	// The innermost code object's parts prove that its address wasn't reused since.
-	uint64_t proof = code_key(frames[0].code);
 	uint32_t place = (uint32_t)(hash >> 40) % RECENT;
-	if (recent[place].hash == hash && recent[place].proof == proof)
+	if (recent[place].hash == hash)
 		return recent[place].id;
 	uint32_t id = write_stack(frames, depth);
 	if (id) {
 		recent[place].hash = hash;
-		recent[place].proof = proof;
 		recent[place].id = id;
 	}
 	return id;
