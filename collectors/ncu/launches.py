@@ -57,8 +57,9 @@ def to_base(value: float, unit: str) -> tuple[float, str]:
     if time in _TIME:
         return value * _TIME[time], "ns"
     factor = 1.0
-    if unit.startswith("%/") and (match := _PREFIXED.fullmatch(unit[2:])):  # a rate per prefixed unit
-        return value / _PREFIXES[match[1].upper()], "%/" + match[2] + match[3]
+    if unit.startswith("%/") and (match := _PREFIXED.fullmatch(unit[2:])):
+        # ncu scales the number of "%/byte" as if bytes stood above the line: 2614 %/byte is printed as 2.614 %/Kbyte.
+        return value * _PREFIXES[match[1].upper()], "%/" + match[2] + match[3]
     if match := _PREFIXED.fullmatch(unit):
         prefix, base, rest = match.groups()
         factor, unit = _PREFIXES[prefix.upper()], base + rest

@@ -9,12 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from perfscope.cli._recording import give
 from perfscope.cli._streams import say
 from perfscope.model.info import CollectorReport
 from perfscope.recording import ncu_pass
 from perfscope.recording.ncu_pass import Settings
 
 _EVERY_S = 5.0
+_INTERRUPTED = tuple(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM))
 
 
 class _Progress:
@@ -45,11 +47,19 @@ def _ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def add(path: Path, command: list[str], settings: Settings) -> None:
-    """Measures the kernels that mattered in the recording at `path`; says how it went."""
+def add(path: Path, command: list[str], status: int, settings: Settings) -> None:
+    """Measures the kernels that mattered in the recording at `path`; says how it went.
+
+    status: the command's own. One that was interrupted is not started again.
+    """
+    if status in _INTERRUPTED:
+        say(f"perfscope: ncu: no second run, because {command[0]} was interrupted (exit status {status})")
+        return
     say(f"perfscope: ncu: second run, at most {settings.limit_s:.0f} s")
     with _ended_by_signals():
         report = ncu_pass.add(path, command, settings, _Progress())
+    if settings.run_as:
+        give(path, settings.run_as)
     _summary(report)
 
 
@@ -57,6 +67,8 @@ def alone(path: Path, command: list[str], settings: Settings, *, force: bool) ->
     """Records `command` under Nsight Compute only; returns its exit status."""
     with _ended_by_signals():
         info = ncu_pass.record_alone(path, command, settings, _Progress(), force=force)
+    if settings.run_as:
+        give(path, settings.run_as)
     _summary(info.collectors["ncu"])
     say(f"next: perfscope diagnose {path}")
     return info.exit_status or 0

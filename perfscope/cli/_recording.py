@@ -56,7 +56,7 @@ def record(
     with _Talk(target is not None) as talk:
         info = Recording(request, target, signals, talk.progress).run()
     if owner:
-        _give(output, owner)
+        give(output, owner)
     _summary(output, info)
     if target and not target.exited():
         say(f"perfscope: {target.command[0]} runs on (pid {target.pid}); waiting for it to end")
@@ -78,7 +78,7 @@ def _chosen(collect: str | None) -> list[str]:
     return [name for name in COLLECTORS if name in names]  # in the order in which they must start
 
 
-def _give(path: Path, owner: RunAs) -> None:
+def give(path: Path, owner: RunAs) -> None:
     # By descriptors: whoever owns the directory above may put a link in the session's place meanwhile.
     for _, _, files, directory in os.fwalk(path):
         os.fchown(directory, owner.uid, owner.gid)
@@ -112,7 +112,7 @@ class _Talk:
     def progress(self, progress: Progress) -> None:
         if self._status is None:
             if progress.phase != self._phase and progress.phase in ("recording", "reading"):
-                say(f"perfscope: {progress.phase} ({', '.join(progress.collectors)})")
+                say(f"perfscope: {progress.phase} ({', '.join(progress.collectors) or 'no collector works'})")
         elif progress.phase != self._phase or time.monotonic() >= self._next:
             self._next = time.monotonic() + 0.5
             seen = f" {progress.elapsed_s:.0f} s, {progress.processes} processes, {progress.threads} threads"

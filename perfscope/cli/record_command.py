@@ -22,6 +22,17 @@ from perfscope.recording.signals import Signals
 @click.option("--blocking", is_flag=True, help="Stop the target for each Python sample: no torn stacks, slower target.")
 @click.option("--ebpf-backend", type=click.Choice(["auto", "libbpf", "bcc", "perf"]), default="auto", show_default=True)
 @click.option("--gpu-rate", type=click.IntRange(1, 100), default=10, show_default=True, help="GPU counters a second.")
+@click.option(
+    "--ncu",
+    is_flag=False,
+    flag_value="second",
+    type=click.Choice(["second", "only"]),
+    help="Run CMD a second time under Nsight Compute for the kernels that mattered; --ncu=only: just that run.",
+)
+@click.option("--ncu-limit", type=Seconds(1, 1e6), default=300, show_default=True, help="Longest that run may take, s.")
+@click.option(
+    "--ncu-clocks", type=click.Choice(["none", "base"]), default="none", help="base: lock the GPU's clocks for it."
+)
 @click.option("--user", help="Run CMD as this user (needs root); the session is theirs, too.")
 @click.option("--force", is_flag=True, help="Replace an existing session.")
 @click.option("--no-raw", is_flag=True, help="Don't keep the tools' own files.")
@@ -36,6 +47,9 @@ def command(
     blocking: bool,
     ebpf_backend: str,
     gpu_rate: int,
+    ncu: str | None,
+    ncu_limit: float,
+    ncu_clocks: str,
     user: str | None,
     force: bool,
     no_raw: bool,
@@ -52,6 +66,12 @@ def command(
     CMD does. After --duration the session is written, CMD runs on, and perfscope waits for it. With -p, Ctrl-C, SIGTERM
     and SIGHUP end the recording and touch nothing else.
 
+    \b
+    perfscope record --ncu -- python bench.py   then runs it again under Nsight Compute (GPU kernels, replayed)
+
+    The second run has the same arguments and environment, no input, and its output goes into the session. It measures
+    the kernels that carried 90 % of the first run's GPU time, some launches each.
+
     --user changes user, group and supplementary groups; under sudo also HOME, USER and LOGNAME, which sudo had changed.
     """
     if bool(pids) == bool(command):
@@ -59,10 +79,23 @@ def command(
             "give either a command to run or running processes",
             hint="perfscope record -- CMD, or perfscope record -p PID",
         )
+    if ncu and pids:
+        raise UsageError(
+            "--ncu can't measure running processes: Nsight Compute must start the program, since it replays each "
+            "kernel and saves what it writes from the first CUDA call on",
+            hint="perfscope record --ncu -- CMD starts it; record running processes without --ncu",
+        )
     if user and pids:
         raise UsageError("--user says who runs a command; running processes have their users already")
     run_as = RunAs.named(user) if user else None
     path = output or default_path(list(command), list(pids))
+    if ncu == "only":
+        from perfscope.cli import _ncu
+        from perfscope.recording import ncu_pass
+
+        limit = ncu_limit if duration is None else min(duration, ncu_limit)
+        settings = ncu_pass.Settings(limit, ncu_clocks, run_as, keep_raw=not no_raw)
+        return _ncu.alone(path, list(command), settings, force=force)
     # The fork comes before everything that starts threads or takes long, so nothing below is imported at the top.
     target = Target(list(command), run_as) if command else None
     with Signals(target) as signals:
@@ -90,4 +123,10 @@ def command(
             if target:
                 target.cancel()
                 target.reap()
-        return target.reap() if target else 0 if recorded else RecordingError.exit_code
+        status = target.reap() if target else 0 if recorded else RecordingError.exit_code
+    if ncu and target:
+        from perfscope.cli import _ncu
+        from perfscope.recording import ncu_pass
+
+        _ncu.add(path, target.command, status, ncu_pass.Settings(ncu_limit, ncu_clocks, run_as, keep_raw=not no_raw))
+    return status

@@ -69,7 +69,7 @@ def cause(kernel: Kernel, thresholds: Thresholds) -> tuple[str | None, Sign | No
 def verdict(rule: str, facts: Facts) -> Verdict:
     """The verdict of one of these rules on all measured kernels."""
     if gap := facts.collector_gap("ncu"):
-        return not_evaluable(rule, f"no measured kernels: {gap[0]}", GET)
+        return not_evaluable(rule, f"no measured kernels: {gap[0]}", gap[1] if "ncu" in facts.info.collectors else GET)
     if not facts.kernels:
         return not_evaluable(rule, "no measured kernels in this session", GET)
     findings = []

@@ -1,4 +1,4 @@
-"""What the Nsight Compute pass costs against profiling every launch with the same sections, and whether both judge alike.
+"""What the Nsight Compute pass costs against profiling every launch with the same sections; whether both judge alike.
 
     python scripts/gpu/ncu_cost.py OUT NAME [--sample N] -- CMD
 
@@ -13,6 +13,7 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,14 @@ def main() -> int:
     parser.add_argument("command", nargs="+")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
-    work = asked.out / f"{asked.name}.work"
-    work.mkdir()
+    with tempfile.TemporaryDirectory() as work:
+        result = _measure(asked, Path(work))
+    (asked.out / f"{asked.name}.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+    print(json.dumps(result, indent=1))
+    return 0
+
+
+def _measure(asked: argparse.Namespace, work: Path) -> dict[str, Any]:
     alone_s = _timed(asked.command)
 
     session = work / "pass.perfscope"
@@ -82,7 +89,7 @@ def main() -> int:
         if by_pass[key] != by_all[key]
     ]
     pass_s = float(report.details["seconds"])
-    result: dict[str, Any] = {
+    return {
         "command": asked.command,
         "alone_s": round(alone_s, 1),
         "launches": launches,
@@ -97,9 +104,6 @@ def main() -> int:
         "status": report.status,
         "why": report.why,
     }
-    (asked.out / f"{asked.name}.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
-    print(json.dumps(result, indent=1))
-    return 0
 
 
 if __name__ == "__main__":
