@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from importlib import import_module
 
@@ -9,7 +10,7 @@ import click
 
 from perfscope import __version__
 from perfscope.cli._streams import lose_stdout, prepare, say
-from perfscope.errors import PerfscopeError
+from perfscope.errors import PerfscopeError, RecordingError
 
 COMMANDS = {
     "record": "Record a command or running processes into a session.",
@@ -21,6 +22,8 @@ COMMANDS = {
     "demo": "Record the example inference service and look at it.",
 }
 """Command -> its one-line help. Each lives in perfscope.cli.<name>_command as `command`."""
+
+_OUTPUT_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
 
 class _LazyGroup(click.Group):
@@ -73,6 +76,12 @@ def run(arguments: list[str] | None = None) -> int:
     except (SystemExit, BrokenPipeError):  # click and rich exit with 1 from a closed pipe, and 1 means findings here
         return lose_stdout(141)
     except OSError as error:
-        what = error.filename or "the output can't be written"
+        what = error.filename or ("the output can't be written" if error.errno in _OUTPUT_ERRORS else "can't go on")
         say(f"perfscope: {what}: {error.strerror or error}")
         return lose_stdout(PerfscopeError.exit_code)
+    except MemoryError:
+        say("perfscope: out of memory\n  try: ulimit -v unlimited, or a machine or container with more memory")
+        return RecordingError.exit_code
+    except ImportError as error:
+        say(f"perfscope: a part of it can't be loaded: {error}\n  try: pip install --force-reinstall perfscope-cli")
+        return RecordingError.exit_code

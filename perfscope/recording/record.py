@@ -98,6 +98,13 @@ def _refuse_unreadable(pids: list[int]) -> None:
                     f"{pid} is a thread of process {leader}",
                     hint=f"perfscope record -p {leader} records all its threads",
                 )
+            if pid == os.getpid():
+                raise RecordingError(f"{pid} is this very perfscope", hint="ps -e lists the running processes")
+            if (stat := procfs.read_stat(pid)) and stat.state in "ZX":
+                raise RecordingError(
+                    f"{pid} has ended; only its exit status is left for its parent, process {stat.ppid}",
+                    hint="ps -e lists the running processes",
+                )
             Path(f"/proc/{pid}/maps").open("rb").close()
         except PermissionError:
             raise _no_right(pid) from None
