@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from perfscope.model.session import Session
 
 FORMATS = {"html": ".html", "folded": ".folded", "speedscope": ".speedscope.json"}
-WEIGHTS = ("wall", "cpu", "off-cpu", "samples")
+WEIGHTS = ("wall", "cpu", "off-cpu", "gpu", "samples")
+_SOURCES = {"samples": ("samples", "pyspy"), "gpu": ("GPU activity", "cuda")}
 
 
 @click.command("flame")
@@ -45,7 +46,7 @@ def command(
     folded      'process;thread;frame;...;leaf count' lines, in ns
     speedscope  for https://www.speedscope.app
     """
-    from perfscope.merge import build_tree
+    from perfscope.merge import build_tree, kernel_groups
     from perfscope.model.session import Session
 
     target = Path(output) if output is not None else Path(session.resolve().stem + FORMATS[format_])
@@ -53,7 +54,7 @@ def command(
         raise UsageError(f"{target} exists already", hint="replace it with --force, or choose another name with -o")
     opened = Session.open(session)
     _check_part(opened, from_s, to_s)
-    tree = build_tree(opened, thread=thread, from_s=from_s, to_s=to_s)
+    tree = build_tree(opened, thread=thread, from_s=from_s, to_s=to_s, groups=kernel_groups.load(Path.cwd()))
     if thread is not None and len(tree.parent) == 1:
         names = sorted({name for name in opened.table("threads").column("name").to_pylist() if name})
         raise UsageError(
@@ -92,7 +93,7 @@ def _weight(tree: CallTree, wanted: str | None, session: Session) -> str:
                 hint=f"perfscope show {session.path}",
             )
     if wanted not in tree.weights:
-        lacking, source = ("samples", "pyspy") if wanted == "samples" else ("eBPF sched events", "ebpf")
+        lacking, source = _SOURCES.get(wanted, ("eBPF sched events", "ebpf"))
         report = session.info.collectors.get(source)
         why = f": {source} was {report.status}, {report.why}" if report and report.why else ""
         raise UsageError(

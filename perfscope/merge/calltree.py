@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-WEIGHTS = ("wall", "cpu", "off-cpu", "samples")
-"""wall, cpu, off-cpu: nanoseconds. samples: looks of the samplers (torn ones left out), a count."""
+WEIGHTS = ("wall", "cpu", "off-cpu", "gpu", "samples")
+"""wall, cpu, off-cpu, gpu: nanoseconds. gpu: of each GPU all the time, busy and idle, under the code that caused it.
+samples: looks of the samplers (torn ones left out), a count."""
 
 
 class TreeFrame(NamedTuple):
@@ -43,6 +44,7 @@ class CallTree:
     parent: int32[n] (-1 for the root). frame: int32[n], index into frames. weights: name -> int64[n], self weight;
     only those that the session can give. line: int32[n], heaviest line, -1 unknown.
     notes: sentences that belong beside the picture (clock errors, losses, what is unsampled).
+    details: index into frames -> lines that say more about it (how often a kernel ran, what was measured of it).
     """
 
     title: str
@@ -53,6 +55,7 @@ class CallTree:
     weights: dict[str, npt.NDArray[np.int64]]
     timeline: Timeline | None = None
     notes: list[str] = field(default_factory=list)
+    details: dict[int, list[str]] = field(default_factory=dict)
 
     def totals(self, weight: str) -> npt.NDArray[np.int64]:
         """int64[n]: self weight plus that of all descendants."""

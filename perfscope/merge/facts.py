@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -10,8 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from perfscope.merge.gpu import Attribution, GpuTime
+from perfscope.merge.gpu_activity import activity_of
 from perfscope.merge.intervals import Ints, bounded
 from perfscope.merge.slices import STATES, ThreadSlices
+from perfscope.merge.sums import summed
 from perfscope.merge.tables import NEVER, ThreadInfo, codes, filled, process_labels, stack_ids, thread_keys, threads
 from perfscope.merge.timeline import Merge
 from perfscope.model.session import Session
@@ -30,6 +34,7 @@ class Facts:
     threads: by pid and tid. thread: index into it. stack: ROOT where unsampled. window: between edges window and
     window + 1. ns: their time, all of it: for each thread the sum is its observed time within the edges.
     sample_*: looks of samplers, torn ones and those of the GIL sampler left out; window -1: the tool gave no time.
+    gpu: sums of GPU time in these windows, None if there was none. gpu_thread: index into threads, of each of its rows.
     torn_looks, all_looks: how many of all looks were torn. unlisted_sched_rows: records of threads not in `threads`.
     """
 
@@ -47,6 +52,8 @@ class Facts:
     torn_looks: int
     all_looks: int
     unlisted_sched_rows: int
+    gpu: GpuTime | None
+    gpu_thread: npt.NDArray[np.int64]
 
 
 _whole: WeakKeyDictionary[Session, Facts] = WeakKeyDictionary()
@@ -91,36 +98,32 @@ def thread_time(session: Session) -> pa.Table:
     return _times[session]
 
 
-def summed(keys: list[npt.NDArray[np.int64]], values: Ints) -> tuple[list[npt.NDArray[np.int64]], Ints]:
-    """Values added up by distinct combination of keys, which come back in ascending order."""
-    if not len(values):
-        return keys, values
-    order = np.lexsort(keys[::-1])
-    ordered = [key[order] for key in keys]
-    new = np.ones(len(order), bool)
-    new[1:] = np.any([key[1:] != key[:-1] for key in ordered], axis=0)
-    first = np.flatnonzero(new)
-    return [key[first] for key in ordered], np.add.reduceat(values[order], first)
-
-
 def _gather(session: Session, from_ns: int | None, to_ns: int | None) -> Facts:
     infos = threads(session)
-    low = min((i.start_ns for i in infos), default=0)
-    high = max((i.end_ns for i in infos), default=0)
+    whole = (session.info.start_ns, session.info.stop_ns) if len(activity_of(session)) else (0, 0)
+    low = min((i.start_ns for i in infos), default=whole[0])
+    high = max((i.end_ns for i in infos), default=whole[1])
     # A part that isn't there at all is empty, not an error: its edges are one moment.
     low = low if from_ns is None else min(max(low, from_ns), high)
     high = max(low, high if to_ns is None else min(high, to_ns))
     edges = np.unique(np.array([low + (high - low) * k // WINDOWS for k in range(WINDOWS + 1)], np.int64))
     merge = Merge(session, infos)
-    parts = [_add_up(slices, edges, number) for number, slices in enumerate(merge.slices())]
+    attribution = Attribution(session, edges)
+    parts = []
+    for number, slices in enumerate(merge.slices()):
+        parts.append(_add_up(slices, edges, number))
+        attribution.look(infos[number], slices, partial(merge.sources.samples.rows, number))
     thread, stack, state, window, ns = (
         np.concatenate([part[column] for part in parts] or [np.empty(0, np.int64)]) for column in range(5)
     )
     looks = _Looks(session, infos, edges, everything=from_ns is None and to_ns is None)
     (sample_thread, sample_stack, sample_window), sample_count = looks.sums
+    gpu = attribution.result()
+    threads_, gpu_thread = _numbered(session, looks.threads, np.empty(0, np.int64) if gpu is None else gpu.key)
     return Facts(
-        looks.threads, edges, thread, stack, state, window, ns,
+        threads_, edges, thread, stack, state, window, ns,
         sample_thread, sample_stack, sample_window, sample_count, looks.torn, looks.all, merge.unlisted_sched_rows,
+        gpu, gpu_thread,
     )  # fmt: skip
 
 
@@ -147,6 +150,24 @@ def _add_up(slices: ThreadSlices, edges: Ints, number: int) -> tuple[npt.NDArray
     return np.full(len(ns), number, np.int64), stack - 1, state, window, ns
 
 
+def _numbered(
+    session: Session, infos: list[ThreadInfo], keys: npt.NDArray[np.int64]
+) -> tuple[list[ThreadInfo], npt.NDArray[np.int64]]:
+    """The threads with those added that only these keys know of, and the number of each key's thread."""
+    distinct, index = np.unique(keys, return_inverse=True)
+    everyone = list(infos)
+    known = {(i.pid, i.tid): number for number, i in enumerate(infos)}
+    labels = process_labels(session)
+    numbers = np.empty(len(distinct), np.int64)
+    for at, key in enumerate(distinct.tolist()):
+        who = (key >> 32, (key & 0xFFFFFFFF) if (key & 0xFFFFFFFF) != 0xFFFFFFFF else NOBODY)
+        if who not in known:
+            known[who] = len(everyone)
+            everyone.append(ThreadInfo(*who, "thread", labels.get(who[0], "process"), 0, 0, False))
+        numbers[at] = known[who]
+    return everyone, numbers[index]
+
+
 class _Looks:
     """Samples by thread, stack and window. A row of several looks spreads them evenly over its duration."""
 
@@ -159,18 +180,7 @@ class _Looks:
         table, count = table.filter(pa.array(~torn)), count[~torn]
 
         pid, tid = filled(table["pid"], NOBODY), filled(table["tid"], NOBODY)
-        keys, index = np.unique(thread_keys(pid, tid), return_inverse=True)
-        known = {(i.pid, i.tid): number for number, i in enumerate(infos)}
-        self.threads = list(infos)
-        labels = process_labels(session)
-        numbers = np.empty(len(keys), np.int64)
-        for at, key in enumerate(keys.tolist()):
-            who = (key >> 32, (key & 0xFFFFFFFF) if (key & 0xFFFFFFFF) != 0xFFFFFFFF else NOBODY)
-            if who not in known:
-                known[who] = len(self.threads)
-                self.threads.append(ThreadInfo(*who, "thread", labels.get(who[0], "process"), 0, 0, False))
-            numbers[at] = known[who]
-        thread = numbers[index]
+        self.threads, thread = _numbered(session, infos, thread_keys(pid, tid))
 
         stack = stack_ids(session, "samples", table["stack_id"]).astype(np.int64)
         time = filled(table["time_ns"], NEVER)

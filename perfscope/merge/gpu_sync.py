@@ -46,7 +46,8 @@ class Syncs:
         for number in np.flatnonzero(np.isin(keys, own)).tolist():
             mine = np.flatnonzero(own == keys[number])
             spans = earliest_wins(calls.start[mine], calls.end[mine])
-            self._by_thread[number] = (spans, label[mine[spans.row]])
+            if len(spans.row):
+                self._by_thread[number] = (spans, label[mine[spans.row]])
 
     def of(self, thread: int) -> tuple[Intervals, npt.NDArray[np.int64]] | None:
         """Disjoint calls of a thread and the label of each; None if it made none."""

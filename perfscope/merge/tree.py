@@ -7,11 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from perfscope.merge import gpu_words
 from perfscope.merge.calltree import WEIGHTS, CallTree, Timeline, TreeFrame
-from perfscope.merge.facts import NOBODY, Facts, facts_of, summed
+from perfscope.merge.facts import NOBODY, Facts, facts_of
 from perfscope.merge.intervals import distinct
+from perfscope.merge.kernel_groups import Rules, defaults
 from perfscope.merge.notes import notes_on
 from perfscope.merge.slices import RUNNING, STATE_LABELS, STATES, UNSAMPLED
+from perfscope.merge.sums import summed
 from perfscope.merge.tables import ThreadInfo, matches
 from perfscope.model.session import Session
 from perfscope.model.stacks import ROOT, Frame, StackTable
@@ -20,14 +23,21 @@ _Index = npt.NDArray[np.int64]
 
 
 def build_tree(
-    session: Session, *, thread: str | None = None, from_s: float | None = None, to_s: float | None = None
+    session: Session,
+    *,
+    thread: str | None = None,
+    from_s: float | None = None,
+    to_s: float | None = None,
+    groups: Rules | None = None,
 ) -> CallTree:
     """The call tree of a session, or of a part of it.
 
     thread: shell-style pattern, in any case, on thread names; or a tid. from_s, to_s: seconds from the recording's
     start; what lies across them is cut there, to the nanosecond. Samples without times are left out of such a part.
+    groups: what kernels do, by their names (kernel_groups.load); default: the shipped table.
     Weights: wall where anything has times; cpu and off-cpu where scheduler records are complete for some thread (of
-    the others only wall is known, and a note says so); samples where a sampler ran.
+    the others only wall is known, and a note says so); gpu where GPU activity was recorded; samples where a sampler
+    ran.
     Raises SessionError for a damaged table.
     """
     start = session.info.start_ns
@@ -36,7 +46,7 @@ def build_tree(
         from_ns=None if from_s is None else start + round(from_s * 1e9),
         to_ns=None if to_s is None else start + round(to_s * 1e9),
     )
-    return _Builder(session, facts, thread).tree()
+    return _Builder(session, facts, thread, groups or defaults()).tree()
 
 
 @dataclass(frozen=True)
@@ -78,17 +88,20 @@ class _Paths:
 class _Builder:
     """Numbers the nodes: root, processes, threads, paths of each thread, then their state leaves."""
 
-    def __init__(self, session: Session, facts: Facts, pattern: str | None) -> None:
+    def __init__(self, session: Session, facts: Facts, pattern: str | None, groups: Rules) -> None:
         self.session = session
         self.facts = facts
+        self.groups = groups
         chosen = np.array([matches(pattern, _searched_name(i), i.tid) for i in facts.threads] or [False])
         self.time = np.flatnonzero(chosen[facts.thread])
         self.looks = np.flatnonzero(chosen[facts.sample_thread])
-        shown, number = np.unique(
-            np.concatenate([facts.thread[self.time], facts.sample_thread[self.looks]]), return_inverse=True
-        )
+        self.gpu = np.flatnonzero(chosen[facts.gpu_thread])
+        of_rows = [facts.thread[self.time], facts.sample_thread[self.looks], facts.gpu_thread[self.gpu]]
+        shown, number = np.unique(np.concatenate(of_rows), return_inverse=True)
         self.threads = [facts.threads[i] for i in shown.tolist()]
-        self.time_thread, self.look_thread = number[: len(self.time)], number[len(self.time) :]
+        self.time_thread, self.look_thread, self.gpu_thread = np.split(
+            number, np.cumsum([len(rows) for rows in of_rows])[:-1]
+        )
 
     def tree(self) -> CallTree:
         facts, paths = self.facts, _Paths.of(self.session.stacks)
@@ -100,7 +113,8 @@ class _Builder:
         width = len(paths.parent)
         time_raw = self.time_thread * width + facts.stack[self.time] % width
         look_raw = self.look_thread * width + facts.sample_stack[self.looks] % width
-        raw = _with_callers(np.concatenate([time_raw, look_raw]), paths.parent, width)
+        gpu_raw = self.gpu_thread * width + (facts.gpu.stack[self.gpu] if facts.gpu else self.gpu) % width
+        raw = _with_callers(np.concatenate([time_raw, look_raw, gpu_raw]), paths.parent, width)
         raw_thread, raw_stack = np.divmod(raw, width)
         caller = paths.parent[raw_stack]
         raw_caller = np.where(caller == ROOT, -1, np.searchsorted(raw, raw - raw_stack + caller))
@@ -113,8 +127,10 @@ class _Builder:
         own = np.zeros(len(raw), np.int64)
         if len(time_at):
             np.add.at(own, time_at, facts.ns[self.time])
-        else:
+        elif len(look_at) or facts.gpu is None:
             np.add.at(own, look_at, facts.sample_count[self.looks])
+        else:
+            np.add.at(own, np.searchsorted(raw, gpu_raw), facts.gpu.ns[self.gpu])
         path_line = _heaviest_lines(own, raw_caller, raw_node, paths.depth[raw_stack], paths.line[raw_stack])
 
         time_node, state = first_path + raw_node[time_at], facts.state[self.time]
@@ -124,10 +140,17 @@ class _Builder:
             leaf_frame[code] = len(frames)
             frames.append(TreeFrame("state", label))
 
-        parents = np.concatenate([parent, path_parent, leaf_parent]).astype(np.int32)
+        parents = np.concatenate([parent, path_parent, leaf_parent])
+        node_frame = np.concatenate([frame, path_frame, leaf_frame[leaf_state]])
+        rows = self._rows(time_node, state, first_path + raw_node[look_at])
+        details: dict[int, list[str]] = {}
+        if facts.gpu is not None:
+            gpu_node = first_path + raw_node[np.searchsorted(raw, gpu_raw)]
+            parents, node_frame, rows["gpu"] = self._gpu_nodes(gpu_node, parents, node_frame, frames)
+            kernels = {f.label: i for i, f in enumerate(frames) if f.layer == "gpu" and f.label in set(facts.gpu.names)}
+            details = {kernels[n]: lines for n, lines in gpu_words.details(self.session, kernels).items()}
         line = np.full(len(parents), -1, np.int32)
         line[first_path : first_path + len(pairs)] = path_line
-        rows = self._rows(time_node, state, first_path + raw_node[look_at])
         weights = {name: np.zeros(len(parents), np.int64) for name in WEIGHTS if name in rows}
         for name, weight in weights.items():
             node, _, value = rows[name]
@@ -135,13 +158,46 @@ class _Builder:
         return CallTree(
             title=_title(self.session),
             frames=frames,
-            parent=parents,
-            frame=np.concatenate([frame, path_frame, leaf_frame[leaf_state]]).astype(np.int32),
+            parent=parents.astype(np.int32),
+            frame=node_frame.astype(np.int32),
             line=line,
             weights=weights,
             timeline=_timeline(facts.edges_ns, rows),
-            notes=notes_on(self.session, facts, self.threads, self.time),
+            notes=notes_on(self.session, facts, self.threads, self.time)
+            + ([] if facts.gpu is None else gpu_words.notes(facts.gpu)),
+            details=details,
         )
+
+    def _gpu_nodes(
+        self, node: _Index, parents: _Index, node_frame: _Index, frames: list[TreeFrame]
+    ) -> tuple[_Index, _Index, tuple[_Index, _Index, _Index]]:
+        """parent and frame of all nodes with those of GPU time added, and its rows: node, window, value.
+
+        node: the stack that each row hangs below.
+        """
+        gpu = self.facts.gpu
+        assert gpu is not None
+        below = np.stack([node, gpu.device[self.gpu], gpu.what[self.gpu], gpu.state[self.gpu]])
+        distinct_rows, index = np.unique(below, axis=1, return_inverse=True)
+        known = {frame: number for number, frame in enumerate(frames)}
+        near = np.flatnonzero(np.isin(parents, node))
+        at = {(int(parents[n]), int(node_frame[n])): n for n in near.tolist()}
+        added: list[tuple[int, int]] = []
+        ends = np.empty(distinct_rows.shape[1], np.int64)
+        for number, (place, device, what, state) in enumerate(distinct_rows.T.tolist()):
+            for tree_frame in gpu_words.chain(gpu, device, what, state, self.groups):
+                if tree_frame not in known:
+                    known[tree_frame] = len(frames)
+                    frames.append(tree_frame)
+                key = (place, known[tree_frame])
+                if key not in at:
+                    at[key] = len(parents) + len(added)
+                    added.append(key)
+                place = at[key]
+            ends[number] = place
+        more = np.array(added, np.int64).reshape(-1, 2)
+        rows = (ends[index.ravel()], gpu.window[self.gpu], gpu.ns[self.gpu])
+        return np.concatenate([parents, more[:, 0]]), np.concatenate([node_frame, more[:, 1]]), rows
 
     def _trunk(self, frames: list[TreeFrame]) -> tuple[_Index, _Index]:
         """parent and frame of the root, the processes and the threads; adds their frames."""
