@@ -6,7 +6,7 @@ import re
 
 from perfscope.model.finding import Diagnosis, Finding
 from perfscope.model.session import Session
-from perfscope.reports.terminal import clock_words, evidence_words, where_words
+from perfscope.reports.terminal import clock_words, evidence_words, gap_words, outcome_words, where_words
 from perfscope.reports.units import duration, percent, printable
 
 _SPECIAL = re.compile(r"[\\`*_\[\]<>#|~&@]|(?<=:)/(?=/)|(?<=www)\.")
@@ -20,6 +20,7 @@ def diagnosis(diagnosis: Diagnosis, session: Session) -> str:
         "",
         f"{duration(info.stop_ns - info.start_ns)} of {_code(' '.join(info.command) or 'running processes')}  ",
         f"clocks: {_escape(', '.join(clock_words(name, clock) for name, clock in info.clocks.items()) or 'none')}",
+        *(f"  \nmissing: {_escape(gap)}" for gap in gap_words(info)),
         "",
     ]
     if diagnosis.findings:
@@ -34,7 +35,7 @@ def diagnosis(diagnosis: Diagnosis, session: Session) -> str:
         for number, finding in enumerate(diagnosis.findings, 1):
             lines += _finding(number, finding)
     else:
-        lines += ["No bottleneck found by the rules that could be evaluated.", ""]
+        lines += [f"{outcome_words(diagnosis).capitalize()}.", ""]
     rest = [v for v in diagnosis.verdicts if v.verdict != "flagged"]
     if rest:
         lines += [

@@ -77,11 +77,17 @@ def print_diagnosis(diagnosis: Diagnosis, session: Session, console: Console, sh
     nothing.
     """
     print_headline(session, console)
+    if gaps := gap_words(session.info):
+        table = _grid(2)
+        for number, gap in enumerate(gaps):
+            table.add_row(Text("" if number else "missing", style="yellow"), _text(gap))
+        _show(console, table)
     console.print()
     for number, finding in enumerate(diagnosis.findings, 1):
         _print_finding(number, finding, console, show_all)
     if not diagnosis.findings:
-        console.print(Text("no bottleneck found by the rules that could be evaluated", style="bold green"))
+        judged = any(verdict.verdict == "ok" for verdict in diagnosis.verdicts)
+        _show(console, Text(outcome_words(diagnosis), style="bold green" if judged else "bold yellow"))
         console.print()
     groups = {kind: [v for v in diagnosis.verdicts if v.verdict == kind] for kind in ("ok", "not_evaluable")}
     if show_all:
@@ -94,6 +100,22 @@ def print_diagnosis(diagnosis: Diagnosis, session: Session, console: Console, sh
     if groups["not_evaluable"]:
         summary.append(f" ({', '.join(v.rule for v in groups['not_evaluable'])})")
     _show(console, summary.append("    details: --all", "dim"))
+
+
+def outcome_words(diagnosis: Diagnosis) -> str:
+    """What a diagnosis without findings means."""
+    if any(verdict.verdict == "ok" for verdict in diagnosis.verdicts):
+        return "no bottleneck found by the rules that could be evaluated"
+    return "nothing could be judged: no rule had the data that it needs"
+
+
+def gap_words(info: SessionInfo) -> list[str]:
+    """What was to be recorded here and wasn't, or not whole: one text a collector."""
+    return [
+        _short(f"{name} {report.status}{f': {report.why}' if report.why else ''}", 200)
+        for name, report in info.collectors.items()
+        if report.status in ("partial", "failed")
+    ]
 
 
 def clock_words(source: str, clock: ClockMap) -> str:

@@ -340,15 +340,20 @@ def _refuse_unless_left_over(partial: Path) -> None:
         raise RecordingError(
             f"{partial} is in the way and no unfinished session", hint=f"move it away, or {_ELSEWHERE}"
         )
+    if _in_use(partial):
+        raise RecordingError(f"another recording is being written to {partial}", hint="choose another name with -o")
+
+
+def _in_use(partial: Path) -> bool:
+    """True if a living recording holds the directory's lock."""
     held = os.open(partial, os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise RecordingError(
-            f"another recording is being written to {partial}", hint="choose another name with -o"
-        ) from None
+        return True
     finally:
         os.close(held)
+    return False
 
 
 def _least(known: int | None, new: int | None) -> int | None:
@@ -382,6 +387,16 @@ def _unreadable(file: Path, error: Exception) -> SessionError:
     )
 
 
+def _unfinished(path: Path) -> SessionError:
+    if _in_use(path):
+        return SessionError(f"{path}: still being recorded", hint="wait until it is whole, or end its recording")
+    raw = shlex.quote(str(path / "raw"))
+    return SessionError(
+        f"{path}: its recording was cut off before it was whole, so nothing is shown from it",
+        hint=f"record again, or read those of the tools' own files that are whole: perfscope import {raw}/*/*",
+    )
+
+
 class Session:
     """A finished session, read lazily: each table is loaded when first asked for."""
 
@@ -394,28 +409,30 @@ class Session:
     @classmethod
     def open(cls, path: Path) -> Session:
         """Opens a session directory. Raises SessionError that says what is there instead."""
-        partial = path.with_name(path.name + PARTIAL)
+        partial = Path(f"{path}{PARTIAL}")
+        if not path.exists() and partial.is_dir():
+            path = partial
         if not path.exists():
-            if partial.exists():
-                raise SessionError(
-                    f"{path}: its recording was cut off before it was whole; what was written is in {partial}",
-                    hint=f"perfscope show {partial}",
-                )
             raise SessionError(f"{path}: no such session", hint="perfscope record -o DIR -- CMD makes one")
+        if not path.is_dir():
+            raise SessionError(
+                f"{path}: not a perfscope session (no directory)",
+                hint=f"if another profiler wrote it: perfscope import {shlex.quote(str(path))}",
+            )
         file = path / "session.json"
         if not file.exists():
-            raise SessionError(f"{path}: not a perfscope session (no session.json in it)")
+            if path.name.endswith(PARTIAL):
+                raise _unfinished(path)
+            raise SessionError(
+                f"{path}: not a perfscope session (no session.json in it)", hint="give the directory itself: ls -d *"
+            )
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise SessionError(f"{file}: can't be read: {error}") from None
         info = SessionInfo.from_json(data, str(file))
         if info.state != "complete":
-            raise SessionError(
-                f"{path}: unfinished: its recording was killed, or is still running; "
-                "the tables are not whole, so nothing is shown from it",
-                hint=f"the tools' own files are in {path / 'raw'}; read those that are whole with: perfscope import",
-            )
+            raise _unfinished(path)
         return cls(path, info)
 
     def table(self, name: str) -> pa.Table:

@@ -88,11 +88,16 @@ def test_no_raw_leaves_no_raw(tmp_path: Path) -> None:
 
 def test_an_unfinished_session_never_looks_whole(tmp_path: Path) -> None:
     writer = SessionWriter(tmp_path / "c.perfscope")
+    with pytest.raises(SessionError, match="still being recorded"):
+        Session.open(writer.path)
+    os.close(writer._lock)  # as the end of the process does
+    with pytest.raises(SessionError, match="cut off"):
+        Session.open(writer.path)
     writer.write_info(SessionInfo(state="recording"))
     with pytest.raises(SessionError, match="cut off") as caught:
         Session.open(writer.path)
     assert str(writer.partial) in (caught.value.hint or "")
-    with pytest.raises(SessionError, match="unfinished"):
+    with pytest.raises(SessionError, match="cut off"):
         Session.open(writer.partial)
 
 
@@ -142,7 +147,7 @@ def test_rows_that_break_the_schema_are_refused(tmp_path: Path, columns: dict[st
         ({"clocks": {"a": {"domain": "x"}}}, "damaged"),
         ({"collectors": {"a": {"covered_ns": ["x"]}}}, "damaged"),
         ({"start_ns": "soon"}, "damaged"),
-        ({"state": "recording"}, "unfinished"),
+        ({"state": "recording"}, "cut off"),
     ],
 )
 def test_a_session_json_of_another_kind_is_named(session: Path, change: dict[str, Any], message: str) -> None:
