@@ -60,7 +60,7 @@ class Program:
         assert self.popen.stdin is not None
         self.popen.stdin.write(text + "\n")
         self.popen.stdin.flush()
-        if text != "exit":
+        if text not in ("exit", "return", "throw", "halt"):
             self.until("done")
 
 

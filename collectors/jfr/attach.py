@@ -35,6 +35,10 @@ class RefusedError(CollectorError):
     """The JVM answered that it won't. One that is still starting refuses what it takes a moment later."""
 
 
+class EndingError(CollectorError):
+    """The JVM hung up without an answer: it is ending. Whether it still did what was asked is unknown."""
+
+
 class NotReadyError(CollectorError):
     """The JVM can't be asked yet: it is still starting, or stopped by a signal. Asking later may work."""
 
@@ -93,8 +97,7 @@ def over_socket(process: Process, text: str, timeout: float) -> str:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(timeout)
             connection.connect(_short(path))
-            connection.sendall(b"1\0jcmd\0" + text.encode() + b"\0\0\0")
-            reply = _receive(connection, time.monotonic() + timeout)
+            reply = _ask(connection, text, timeout)
     except TimeoutError:
         raise CollectorError(f"JVM {process.pid} did not answer {text.split()[0]} in {timeout:.0f} s") from None
     except OSError as error:
@@ -102,12 +105,23 @@ def over_socket(process: Process, text: str, timeout: float) -> str:
             f"can't reach the attach socket of JVM {process.pid}: {error.strerror or error}",
             hint="run as the JVM's own user, or as root",
         ) from None
+    if not reply:
+        raise EndingError(f"JVM {process.pid} ended before it had answered {text.split()[0]}")
     code, _, rest = reply.partition(b"\n")
     answer = rest.decode(errors="replace").strip()
     if code.strip() != b"0":
         reason = answer or f"result {code.decode(errors='replace')}"
         raise RefusedError(f"JVM {process.pid} refused {text.split()[0]}: {reason}")
     return answer
+
+
+def _ask(connection: socket.socket, text: str, timeout: float) -> bytes:
+    """The JVM's whole reply; nothing if it hangs up, which can't be told from never having got the request."""
+    try:
+        connection.sendall(b"1\0jcmd\0" + text.encode() + b"\0\0\0")
+        return _receive(connection, time.monotonic() + timeout)
+    except ConnectionError:
+        return b""
 
 
 def _receive(connection: socket.socket, deadline: float) -> bytes:
@@ -157,7 +171,9 @@ def _request_socket(process: Process, path: Path, owner: tuple[int, int]) -> Non
         _signal(process)
         deadline = time.monotonic() + CONNECT_SECONDS
         while not path.exists():
-            if time.monotonic() > deadline or not process.alive():
+            if not process.alive():
+                raise CollectorError(f"process {process.pid} is gone")
+            if time.monotonic() > deadline:
                 raise CollectorError(f"JVM {process.pid} did not open its attach socket in {CONNECT_SECONDS:.0f} s")
             time.sleep(0.002)
     finally:

@@ -16,7 +16,7 @@ from perfscope.collectors.base import Check, Collector, Context, Options
 from perfscope.collectors.jfr import attach, jvm
 from perfscope.collectors.jfr.chunk import JfrFile
 from perfscope.collectors.jfr.importer import fill_report
-from perfscope.collectors.jfr.jfrclock import measure
+from perfscope.collectors.jfr.jfrclock import headers, measure
 from perfscope.collectors.jfr.kinds import CONSTANTS, WANTED
 from perfscope.collectors.jfr.recording import JvmRecording
 from perfscope.collectors.jfr.tables import Tables
@@ -36,6 +36,11 @@ SECRET = frozenset(
 )
 """Events that hold command lines, environment variables or properties. We never switch them on; others may."""
 _TID_SCAN_NS = 500_000_000
+_LATE_NS = 100_000_000
+FROM_THE_START = (
+    "java -XX:StartFlightRecording:filename=FILE.jfr ... records a JVM from its start; "
+    "perfscope import FILE.jfr reads that"
+)
 
 
 @dataclass
@@ -128,7 +133,7 @@ class JfrCollector(Collector):
         waiting = self._waiting.pop(pid, None)
         if waiting is not None and waiting.error is not None:
             error = CollectorError(
-                f"it ended before its recording could begin: {waiting.error}", hint=waiting.error.hint
+                f"JVM {pid} ended before it could be asked to record: {waiting.error}", hint=waiting.error.hint
             )
             self._failed[waiting.process.pid, waiting.process.start_ticks] = error
 
@@ -165,13 +170,17 @@ class JfrCollector(Collector):
         problems = [str(error) for error in self._failed.values()]
         hints = [error.hint for error in self._failed.values() if error.hint]
         for recording in self.recordings:
+            last_ns = None
+            if recording.file is not None:
+                try:
+                    last_ns = self._read_one(recording, recording.file, writer, start_ns, stop_ns)
+                except InputError as error:
+                    problems.append(str(error))
             problems += recording.problems
-            if recording.file is None:
-                continue
-            try:
-                self._read_one(recording, recording.file, writer, start_ns, stop_ns)
-            except InputError as error:
-                problems.append(str(error))
+            if recording.salvaged:
+                problems.append(_salvaged(recording, last_ns))
+            if not recording.via:
+                hints.append(FROM_THE_START)
         if not self.recordings and not self._failed:
             report.status, report.why = "unavailable", "no JVM among the recorded processes"
         elif not report.events:
@@ -183,13 +192,15 @@ class JfrCollector(Collector):
         report.hint = hints[0] if hints else None
         if self.recordings:
             report.version = ", ".join(sorted({f"Java {r.version or 'of unknown version'}" for r in self.recordings}))
-            report.notes.append("driven by: " + ", ".join(sorted({r.via for r in self.recordings})))
+            if via := sorted({r.via for r in self.recordings if r.via}):
+                report.notes.append("driven by: " + ", ".join(via))
             report.notes.append("JFR looks at a few threads each period: samples times period is not CPU time")
         report.cpu_ns = self._cpu_ns
 
     def _read_one(
         self, recording: JvmRecording, path: Path, writer: SessionWriter, start_ns: int, stop_ns: int
-    ) -> None:
+    ) -> int | None:
+        """When the last event of its file ended."""
         process = recording.process
         clock = measure(path, recording.anchors, self.period_ms * 1_000_000)
         self._keep_clock(process.pid, clock)
@@ -205,8 +216,11 @@ class JfrCollector(Collector):
             secret = secret or any(chunk.count(name) for name in SECRET)
         fill_report(self.report, tables, file.losses, file.damaged_events)
         writer.note_process(process.pid, runtime="java")
-        begin = recording.anchors[0].before_ns if recording.anchors else start_ns
+        begin = clock.to_mono(headers(path)[0].start_ticks)
         end = recording.end_ns or tables.last_ns or begin
+        late = begin - max(start_ns, _born_ns(process))
+        if late > _LATE_NS:
+            self.report.notes.append(f"the first {late / 1e9:.1f} s of JVM {process.pid} are not in its recording")
         if end > begin:
             self.report.covered_ns.append((max(start_ns, begin), min(stop_ns, end)))
         if recording.others:
@@ -217,6 +231,7 @@ class JfrCollector(Collector):
                 f"the raw file of JVM {process.pid} was not kept: another recording in that JVM had put command lines, "
                 "properties or environment variables into it"
             )
+        return tables.last_ns
 
     def _keep_clock(self, pid: int, clock: ClockMap) -> None:
         """`jfr` is the worst clock of all JVMs; several have one each beside it."""
@@ -224,6 +239,21 @@ class JfrCollector(Collector):
             self.clocks[f"jfr:{pid}"] = clock
         if "jfr" not in self.clocks or clock.error_ns > self.clocks["jfr"].error_ns:
             self.clocks["jfr"] = clock
+
+
+def _born_ns(process: Process) -> int:
+    suspended = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
+    return process.start_ticks * 10**9 // os.sysconf("SC_CLK_TCK") - suspended
+
+
+def _salvaged(recording: JvmRecording, last_ns: int | None) -> str:
+    end = ""
+    if recording.gone_ns is not None and last_ns is not None:
+        end = f", which end {max(0, recording.gone_ns - last_ns) / 1e9:.1f} s before it did"
+    return (
+        f"JVM {recording.process.pid} was killed, or halted itself, before it had written its recording: "
+        f"read from the chunks it left{end}"
+    )
 
 
 def _java_process(pid: int) -> Process | None:

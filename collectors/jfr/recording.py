@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
 import time
@@ -15,16 +14,17 @@ from pathlib import Path
 from perfscope import probes
 from perfscope.clock import realtime_offset
 from perfscope.collectors.jfr import attach, jvm
-from perfscope.collectors.jfr.chunk import MAGIC, Header, parse_header
 from perfscope.collectors.jfr.folder import TargetFolder, copy_out
-from perfscope.collectors.jfr.stop import CLOCK_SUFFIX, stop_recording
-from perfscope.collectors.jfr.varint import MalformedError
+from perfscope.collectors.jfr.repository import Repository
+from perfscope.collectors.jfr.stop import CLOCK_SUFFIX, first_line, stop_recording
 from perfscope.errors import CollectorError
 from perfscope.procfs import Process
 
 MAX_SIZE = "2g"
 """What a recording may take on the JVM's disk before JFR drops its oldest chunks."""
 FILE = "recording.jfr"
+END_S = 5.0
+"""How long a JVM that no longer answers may take to write its file and be gone."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,11 @@ class Anchor:
 
 @dataclass
 class JvmRecording:
-    """One JVM's recording. `file` is where it was copied to, once it has ended and there is something."""
+    """One JVM's recording. `file` is where it was copied to, once it has ended and there is something.
+
+    end_ns: when it was stopped; gone_ns: when the JVM was found gone instead. salvaged: it had not written its file,
+    which was put together from the chunks it left. via: what reached the JVM, "" if it ended before it had answered.
+    """
 
     process: Process
     name: str
@@ -49,10 +53,12 @@ class JvmRecording:
     others: bool = False
     running: bool = False
     end_ns: int | None = None
+    gone_ns: int | None = None
+    salvaged: bool = False
     file: Path | None = None
     problems: list[str] = field(default_factory=list)
     _folder: TargetFolder | None = None
-    _repository: tuple[int, str] | None = None
+    _repository: Repository | None = None
 
     @classmethod
     def start(cls, process: Process, period_ms: int, guard: Callable[[str, list[str]], None]) -> JvmRecording:
@@ -94,34 +100,46 @@ class JvmRecording:
     def _start(self, profile: str) -> None:
         assert self._folder is not None
         before = time.monotonic_ns()
-        reply, self.via = attach.command(
-            self.process,
-            f"JFR.start name={self.name} settings={profile} filename={self._folder.inner}/{FILE} "
-            f"dumponexit=true maxsize={MAX_SIZE}",
-        )
+        offset = realtime_offset()
+        try:
+            reply, self.via = attach.command(
+                self.process,
+                f"JFR.start name={self.name} settings={profile} filename={self._folder.inner}/{FILE} "
+                f"dumponexit=true maxsize={MAX_SIZE}",
+            )
+        except attach.EndingError:  # whether it still began is seen by what it leaves behind
+            self.running = True
+            self._anchor(before, offset)
+            return
         if not reply.startswith("Started recording"):
-            raise CollectorError(f"JVM {self.process.pid} did not start recording: {reply.splitlines()[0]}")
+            raise CollectorError(f"JVM {self.process.pid} did not start recording: {first_line(reply)}")
         self.running = True
-        self._repository = _open_repository(self.process)
-        self._rotate(before)
+        self._repository = Repository.of(self.process)
+        self._rotate(before, offset)
         with suppress(CollectorError):  # a JVM that ends just now keeps its recording
             known, _ = attach.command(self.process, "JFR.check")
             names = [line for line in known.splitlines() if line.startswith("Recording ")]
             self.others = any(f"name={self.name}" not in line for line in names)
 
-    def _rotate(self, before_ns: int) -> None:
+    def _rotate(self, before_ns: int, before: tuple[int, int]) -> None:
         """Makes the JVM begin new chunks. Each one's header is another reading of its ticks beside the wall clock."""
         assert self._folder is not None
         clock = self.name + CLOCK_SUFFIX
-        earlier, _ = realtime_offset()
         try:
             attach.command(self.process, f"JFR.start name={clock} settings={self._folder.inner}/rotate.jfc")
             stop_recording(self.process, clock, tries=2)
+        except attach.EndingError:
+            pass
         except CollectorError as error:
             if self.process.alive():
                 self.problems.append(f"clock of JVM {self.process.pid} was looked at once only: {error}")
+        self._anchor(before_ns, before)
+
+    def _anchor(self, before_ns: int, before: tuple[int, int]) -> None:
+        """The JVM began chunks between then and now; `before` is the wall clock's offset then, with its error."""
         offset, error_ns = realtime_offset()
-        self.anchors.append(Anchor(before_ns, time.monotonic_ns(), offset, error_ns + abs(offset - earlier)))
+        error_ns = max(error_ns, before[1]) + abs(offset - before[0])
+        self.anchors.append(Anchor(before_ns, time.monotonic_ns(), offset, error_ns))
 
     def stop(self, raw: Path, guard: Callable[[str, list[str]], None]) -> None:
         """Ends the recording, copies its file to `raw` and leaves the JVM and its file system as they were.
@@ -132,54 +150,62 @@ class JvmRecording:
             return
         self.running = False
         if self.process.alive():
-            self._rotate(time.monotonic_ns())
+            self._rotate(time.monotonic_ns(), realtime_offset())
             try:
                 stop_recording(self.process, self.name)
                 self.end_ns = time.monotonic_ns()
+            except attach.EndingError as error:
+                if not self._wait_for_end():
+                    self.problems.append(f"{error} and was not gone {END_S:.0f} s later: what it had written is taken")
             except CollectorError as error:
                 if self.process.alive():
                     self.problems.append(f"{error}; what it recorded so far is taken from its repository")
+        if self.end_ns is None and not self.process.alive():
+            self.gone_ns = time.monotonic_ns()
         target = raw / f"{self.process.pid}.jfr"
         try:
             if self._folder.size(FILE):
                 copy_out(self._folder.fd, FILE, target)
                 self.file = target
             elif self._salvage(target):
-                self.file = target
-                self.problems.append(
-                    f"JVM {self.process.pid} was killed: read from the chunks it left, whose last second may be missing"
-                )
-            else:
+                self.file, self.salvaged = target, True
+            elif self.via:
                 self.problems.append(f"JVM {self.process.pid} left nothing that was recorded")
+            else:
+                waited = (self.anchors[0].after_ns - self.anchors[0].before_ns) / 1e9
+                self.problems.append(
+                    f"JVM {self.process.pid} ended {waited:.1f} s after it had been asked to record and before it had "
+                    "begun: nothing of it is known"
+                )
         except OSError as error:
             self.problems.append(f"recording of JVM {self.process.pid} can't be copied: {error.strerror or error}")
         self._folder.remove()
         if self._repository is not None:
-            os.close(self._repository[0])
+            self._repository.close()
             self._repository = None
         guard(self.name, [])
 
+    def _wait_for_end(self) -> bool:
+        """Lets a JVM that is ending write its file."""
+        deadline = time.monotonic() + END_S
+        while self.process.alive():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.005)
+        return True
+
     def _salvage(self, target: Path) -> bool:
-        """Puts the chunks of the JVM's repository that began since our start behind one another."""
+        """Takes the chunks of the JVM's repository that began since our start."""
+        if self._repository is None and self._folder is not None and not self.process.alive():
+            self._repository = Repository.left_by(self.process, self._folder.fd)
         if self._repository is None or not self.anchors:
             return False
-        fd, path = self._repository
-        first = self.anchors[0].before_ns + self.anchors[0].wall_offset_ns
-        found: list[tuple[int, str]] = []
-        for name in os.listdir(fd):  # noqa: PTH208
-            header = _header_of(fd, name)
-            if header is not None and header.start_ns >= first:
-                found.append((header.start_ticks, name))
-        for _, name in sorted(found):
-            copy_out(fd, name, target, append=True)
-        if not self.others and not self.process.alive() and not path.startswith("/proc/"):
+        since = self.anchors[0].before_ns + self.anchors[0].wall_offset_ns
+        found, alone = self._repository.copy(since, target)
+        if alone and not self.others and not self.process.alive():
             # Without us the JVM would have made no repository, and it can't remove it any more.
-            for name in os.listdir(fd):  # noqa: PTH208
-                if name.endswith(".jfr"):
-                    os.unlink(name, dir_fd=fd)
-            with suppress(OSError):
-                Path(path).rmdir()
-        return bool(found)
+            self._repository.remove()
+        return found
 
 
 def settings(period_ms: int, java: int | None) -> str:
@@ -193,32 +219,3 @@ def settings(period_ms: int, java: int | None) -> str:
             if kind == "ObjectAllocationInNewTLAB" and setting.get("name") == "enabled" and java and java < 16:
                 setting.text = "true"
     return ET.tostring(tree.getroot(), encoding="unicode", xml_declaration=True)
-
-
-def _open_repository(process: Process) -> tuple[int, str] | None:
-    """The directory that the JVM writes its chunks to: held open, and its path as we see it."""
-    prefix = jvm.root(process.pid)
-    folder = Path(f"/proc/{process.pid}/fd")
-    try:
-        for entry in folder.iterdir():
-            with suppress(OSError):
-                link = os.readlink(entry)  # noqa: PTH115
-                if link.endswith(".jfr") and link.startswith("/"):
-                    path = prefix + os.path.dirname(link)  # noqa: PTH120
-                    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), path
-    except OSError:
-        pass
-    return None
-
-
-def _header_of(folder_fd: int, name: str) -> Header | None:
-    try:
-        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder_fd)
-    except OSError:
-        return None
-    with os.fdopen(descriptor, "rb") as file:
-        head = file.read(128)
-    try:
-        return parse_header(head, 0, len(head)) if head.startswith(MAGIC) else None
-    except MalformedError:
-        return None

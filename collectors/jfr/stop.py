@@ -25,9 +25,9 @@ def stop_recording(process: Process, name: str, tries: int = 5) -> str:
             reply, _ = attach.command(process, f"JFR.stop name={name}")
             if reply.startswith("Stopped recording") or "Could not find" in reply or not _running(process, name):
                 return reply
-            error = CollectorError(f"JVM {process.pid} did not stop recording {name}: {_first_line(reply)}")
+            error = CollectorError(f"JVM {process.pid} did not stop recording {name}: {first_line(reply)}")
         except CollectorError as failed:
-            if not process.alive():
+            if isinstance(failed, attach.EndingError) or not process.alive():
                 raise
             error = failed
         if attempt + 1 < tries:
@@ -40,7 +40,8 @@ def _running(process: Process, name: str) -> bool:
     return any(f"name={name} " in line and "(running)" in line for line in reply.splitlines())
 
 
-def _first_line(text: str) -> str:
+def first_line(text: str) -> str:
+    """What a JVM's reply begins with, for messages."""
     return text.splitlines()[0] if text else "no reason given"
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -166,18 +168,85 @@ def test_no_secret_is_in_the_file(recorded: Any) -> None:
         assert not any(chunk.count(name) for name in SECRET)
 
 
-def test_a_jvm_that_exits_by_itself_keeps_its_recording(classes: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("end", "status"), [("return", 0), ("exit", 0), ("throw", 1), (signal.SIGTERM, 143), (signal.SIGINT, 130)]
+)
+def test_a_jvm_that_ends_by_itself_keeps_its_recording(
+    classes: Path, tmp_path: Path, end: str | signal.Signals, status: int
+) -> None:
     with java(classes) as program:
         recorder = Recorder(tmp_path)
         recorder.collector.start([program.pid])
-        program.order("phases")
-        program.order("exit")
-        assert program.popen.wait(timeout=60) == 0
+        program.order("burn")
+        if isinstance(end, signal.Signals):
+            program.popen.send_signal(end)
+        else:
+            program.order(end)
+        assert program.popen.wait(timeout=60) == status
         recorder.collector.process_ended(program.pid)
         session = recorder.finish()
     assert recorder.collector.report.status == "ok", recorder.collector.report
-    assert [r for r in events(session, "ThreadSleep") if r["tid"] == tid_of(session, "ps-sleeper")]
+    start, last = program.marks["last"]
+    times = [r["time_ns"] for r in session.table("samples").to_pylist() if r["tid"] == tid_of(session, "ps-last")]
+    assert len(times) > 5 and max(times) > start + (last - start) * 2 // 3  # it burned to the end, and was seen to
+    assert recorder.collector.report.covered_ns[0][1] >= max(times)
     assert recorder.guards == {} and not Path("/tmp", recorder.collector.recordings[0].name).exists()
+
+
+@pytest.mark.parametrize("how", ["halt", signal.SIGKILL])
+def test_what_a_jvm_takes_along_when_it_is_killed_is_said(
+    classes: Path, tmp_path: Path, how: str | signal.Signals
+) -> None:
+    with java(classes) as program:
+        recorder = Recorder(tmp_path)
+        recorder.collector.start([program.pid])
+        program.order("burn")
+        if isinstance(how, signal.Signals):
+            program.popen.send_signal(how)
+        else:
+            program.order(how)
+        program.popen.wait(timeout=60)
+        gone_ns = time.monotonic_ns()
+        recorder.collector.process_ended(program.pid)
+        session = recorder.finish()
+    report = recorder.collector.report
+    assert report.status in ("partial", "failed") and report.why is not None
+    assert "was killed, or halted itself, before it had written its recording" in report.why
+    rows = [*session.table("samples").to_pylist(), *session.table("jvm_events").to_pylist()]
+    if rows:
+        last_ns = max(r["time_ns"] + (r["duration_ns"] or 0) for r in rows)
+        said = re.search(r"which end ([\d.]+) s before it did", report.why)
+        assert said and float(said[1]) == pytest.approx((gone_ns - last_ns) / 1e9, abs=0.5)
+    assert recorder.guards == {} and not list(Path("/tmp").glob(f"2*_{program.pid}"))
+
+
+@pytest.mark.parametrize("end", ["exit", "halt", signal.SIGKILL])
+@pytest.mark.parametrize("later_s", [0.05, 0.3])
+def test_a_jvm_that_ends_while_its_recording_starts_is_kept_or_said(
+    classes: Path, tmp_path: Path, end: str | signal.Signals, later_s: float
+) -> None:
+    with java(classes) as program:
+        recorder = Recorder(tmp_path)
+        starting = threading.Thread(target=recorder.collector.start, args=([program.pid],))
+        starting.start()
+        starting.join(later_s)
+        if isinstance(end, signal.Signals):
+            program.popen.send_signal(end)
+        else:
+            program.order(end)
+        program.popen.wait(timeout=60)
+        starting.join()
+        recorder.collector.process_ended(program.pid)
+        session = recorder.finish()
+    report = recorder.collector.report
+    if session.table("jvm_events").num_rows == 0:
+        assert report.status in ("failed", "unavailable") and report.why is not None
+        assert re.search("ended|gone|killed|Shutdown in progress", report.why), report.why
+        assert not re.search(r"refused JFR\.\w+: result", report.why)
+    else:
+        assert report.status == ("ok" if end == "exit" else "partial"), report
+    assert recorder.guards == {} and not list(Path("/tmp").glob("perfscope-*/recording.jfr"))
+    assert not list(Path("/tmp").glob(f"2*_{program.pid}"))
 
 
 def test_a_killed_jvm_is_read_as_far_as_it_got(classes: Path, tmp_path: Path) -> None:
@@ -189,7 +258,7 @@ def test_a_killed_jvm_is_read_as_far_as_it_got(classes: Path, tmp_path: Path) ->
         assert repository is not None
         program.order("phases")
         # The JVM puts what it has into its repository once a second: wait for the flush after the phases.
-        chunks = Path(repository[1])
+        chunks = Path(f"/proc/self/fd/{repository.fd}").resolve()
         while b"ps-allocator" not in b"".join(p.read_bytes() for p in chunks.glob("*.jfr")):
             time.sleep(0.02)
         program.popen.kill()

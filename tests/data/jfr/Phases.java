@@ -108,7 +108,11 @@ public class Phases {
     public static void main(String[] arguments) throws Exception {
         BufferedReader orders = new BufferedReader(new InputStreamReader(System.in));
         say("ready " + ProcessHandle.current().pid());
-        for (String order; (order = orders.readLine()) != null && !order.equals("exit"); ) {
+        for (String order; (order = orders.readLine()) != null && !order.equals("return"); ) {
+            if (order.equals("exit")) System.exit(0);
+            if (order.equals("halt")) Runtime.getRuntime().halt(3);
+            if (order.equals("throw")) throw new IllegalStateException("as told");
+            if (order.equals("burn")) thread("ps-last", () -> mark("last", () -> burn(600))).join();
             if (order.equals("phases")) {
                 thread("ps-burner", () -> mark("burn", () -> burn(400))).join();
                 thread("ps-deep", () -> mark("deep", () -> deep(100))).join();
