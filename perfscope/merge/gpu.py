@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.merge.gpu_activity import NO_THREAD, Activity, Division, activity_of, divide
-from perfscope.merge.intervals import FAR, Ints, index_at_bounds
+from perfscope.merge.intervals import FAR, Ints, distinct, index_at_bounds
 from perfscope.merge.slices import RUNNING, UNKNOWN, ThreadSlices
 from perfscope.merge.sums import summed
 from perfscope.merge.tables import NEVER, Columns, ThreadInfo, filled, thread_keys
@@ -103,7 +103,7 @@ class Attribution:
         self._add(key[row], own.stack[row], device, own.name[row], window, ns)
         self._shares["exact"] += int(ns.sum())
         row, window, ns = division.row[~known], division.window[~known], division.ns[~known]
-        for thread_key in np.unique(key[row]).tolist():
+        for thread_key in distinct(key[row]).tolist():
             mine = key[row] == thread_key
             self._open[thread_key].append((rows[row[mine]], window[mine], ns[mine]))
         self._divide_gaps(device, own, key, division)
@@ -119,7 +119,7 @@ class Attribution:
         launch = np.where((launch == NEVER) & (division.next_row >= 0) & (own.tid[by] == NO_THREAD), start, launch)
         until = np.clip(launch, start, end)
         stack = np.where(division.next_row >= 0, own.stack[by], ROOT)
-        for thread_key in np.unique(key[by]).tolist():
+        for thread_key in distinct(key[by]).tolist():
             mine = np.flatnonzero(key[by] == thread_key)
             host = (start[mine], until[mine], stack[mine], np.full(len(mine), device))
             self._gaps[thread_key].append(host)
@@ -154,7 +154,7 @@ class Attribution:
             state = np.full(len(start), UNKNOWN)
             self._idle(key, start, end, launch_stack, state, device, "idle_launch")
             return
-        bounds = np.unique(np.concatenate([slices.start_ns, slices.end_ns[-1:], start, end]))
+        bounds = distinct(np.concatenate([slices.start_ns, slices.end_ns[-1:], start, end]))
         gap = index_at_bounds(start, bounds)
         inside = np.flatnonzero((gap >= 0) & (bounds < end[gap]))
         gap = gap[inside]
@@ -173,7 +173,7 @@ class Attribution:
             return
         for name, part in ((how, stack != ROOT), ("idle_none", stack == ROOT)):
             self._shares[name] += int((end[part] - start[part]).sum())
-        cuts = np.unique(np.concatenate([start, self.edges]))
+        cuts = distinct(np.concatenate([start, self.edges]))
         cuts = cuts[cuts < self.edges[-1]]
         row = index_at_bounds(start, cuts)
         inside = np.flatnonzero((row >= 0) & (cuts < end[row]))
@@ -190,9 +190,9 @@ class Attribution:
 
         Of each kernel's time, each stack gets the share that it has of the looks into that kernel's launch calls.
         """
-        looks = self._looks_into(np.unique(rows), samples) if samples else {}
+        looks = self._looks_into(distinct(rows), samples) if samples else {}
         device, name = self.activity.device[rows], self.activity.name[rows]
-        for kernel in np.unique(name).tolist():
+        for kernel in distinct(name).tolist():
             mine = name == kernel
             if kernel not in looks:
                 self._unknown(key, device[mine], name[mine], window[mine], ns[mine])
@@ -201,7 +201,7 @@ class Attribution:
             upto = np.cumsum(counts)
             self._shares["statistical"] += int(ns[mine].sum())
             self._shares["looks"] += int(upto[-1])
-            for one in np.unique(device[mine]).tolist():
+            for one in distinct(device[mine]).tolist():
                 here = mine & (device == one)
                 windows, index = np.unique(window[here], return_inverse=True)
                 total = np.zeros(len(windows), np.int64)
@@ -229,7 +229,7 @@ class Attribution:
         at = np.searchsorted(begin, time, "right") - 1
         hit = (at >= 0) & (time < end[at])
         found = {}
-        for kernel in np.unique(name[at[hit]]).tolist():
+        for kernel in distinct(name[at[hit]]).tolist():
             found[kernel] = np.unique(stack[hit][name[at[hit]] == kernel].astype(np.int64), return_counts=True)
         return found
 
@@ -245,7 +245,7 @@ class Attribution:
             self._ends = (pid[order], correlation[order], end[order])
         pids, correlations, ends = self._ends
         found = self.activity.launch[rows].copy()
-        for pid in np.unique(self.activity.pid[rows]).tolist():
+        for pid in distinct(self.activity.pid[rows]).tolist():
             first, last = np.searchsorted(pids, [pid, pid + 1])
             if first == last:
                 continue
@@ -258,7 +258,7 @@ class Attribution:
 
     def _unknown(self, key: int, device: _Index, name: _Index, window: _Index, ns: Ints) -> None:
         self._shares["none"] += int(ns.sum())
-        for one in np.unique(device).tolist():
+        for one in distinct(device).tolist():
             here = device == one
             count = int(np.count_nonzero(here))
             self._add(np.full(count, key), np.full(count, self.no_stack), one, name[here], window[here], ns[here])

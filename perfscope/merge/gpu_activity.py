@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from perfscope.merge.intervals import FAR, Ints, bounded
+from perfscope.merge.intervals import FAR, Ints, bounded, distinct
 from perfscope.merge.tables import NEVER, codes, filled, stack_ids
 from perfscope.model.session import Session
 
@@ -171,7 +171,7 @@ def divide(start: Ints, end: Ints, edges: Ints) -> Division:
     begin, until = np.clip(start, low, high), np.clip(end, low, high)
     live = np.flatnonzero(until > begin)
     begin, until = begin[live], until[live]
-    bounds = np.unique(np.concatenate([begin, until, edges]))
+    bounds = distinct(np.concatenate([begin, until, edges]))
     length = np.diff(bounds)
     first, past = np.searchsorted(bounds, begin), np.searchsorted(bounds, until)
     steps = np.bincount(first, minlength=len(bounds)) - np.bincount(past, minlength=len(bounds))

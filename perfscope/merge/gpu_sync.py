@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.merge.gpu_activity import KERNEL, Activity, activity_of
-from perfscope.merge.intervals import Intervals, Ints, bounded, earliest_wins, index_at_bounds
+from perfscope.merge.intervals import Intervals, Ints, bounded, distinct, earliest_wins, index_at_bounds
 from perfscope.merge.slices import GPU_SYNC, RUNNING, UNKNOWN, ThreadSlices
 from perfscope.merge.tables import ThreadInfo, codes, filled, thread_keys
 from perfscope.model.kernels import function_name
@@ -61,7 +61,7 @@ class Syncs:
         calls, label = found
         end = int(slices.end_ns[-1])
         cuts = np.concatenate([calls.start, calls.end])
-        bounds = np.unique(np.concatenate([slices.start_ns, cuts[(cuts > slices.start_ns[0]) & (cuts < end)]]))
+        bounds = distinct(np.concatenate([slices.start_ns, cuts[(cuts > slices.start_ns[0]) & (cuts < end)]]))
         source = index_at_bounds(slices.start_ns, bounds)
         state, stack = slices.state[source], slices.stack_id[source].copy()
         call = index_at_bounds(calls.start, bounds)

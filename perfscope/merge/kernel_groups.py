@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -49,6 +49,7 @@ def load(directory: Path) -> Rules:
     return (*own, *defaults())
 
 
+@lru_cache(maxsize=1 << 14)
 def group_of(name: str, rules: Rules) -> str:
     """The group of a kernel (or copy) by its name."""
     text = name[:_LONGEST]
