@@ -35,10 +35,13 @@ RULES: dict[str, str] = {
     "low-occupancy": "perfscope.diagnosis.rules.low_occupancy",
     "l2-misses": "perfscope.diagnosis.rules.l2_misses",
     "low-sol": "perfscope.diagnosis.rules.low_sol",
+    "gpu-saturated": "perfscope.diagnosis.rules.gpu_saturated",
+    "gpu-throttled": "perfscope.diagnosis.rules.gpu_throttled",
+    "pcie-saturated": "perfscope.diagnosis.rules.pcie_saturated",
 }
 """Rule id -> its module."""
 
-INFORMATIVE = frozenset({"sleep-or-idle", "memory-bound", "compute-bound"})
+INFORMATIVE = frozenset({"sleep-or-idle", "memory-bound", "compute-bound", "gpu-saturated"})
 """Rules whose findings are no fault: severity info."""
 
 
