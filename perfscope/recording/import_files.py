@@ -58,7 +58,7 @@ def _import(file: Path, writer: SessionWriter) -> ImportResult:
             return result
     raise InputError(
         f"{file}: not a format that perfscope reads",
-        hint="it reads py-spy's chrometrace, raw and speedscope files, JFR recordings, and reports and CSV of Nsight Compute",
+        hint="it reads py-spy's chrometrace, raw and speedscope files, JFR recordings, and Nsight Compute's reports",
     )
 
 
