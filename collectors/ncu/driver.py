@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from perfscope.collectors.base import Check
+from perfscope.collectors.ncu import binaryreport
+from perfscope.collectors.ncu.messages import PERMISSION
 from perfscope.collectors.ncu.selection import LAUNCHES, Selection
 from perfscope.errors import CollectorError
 
@@ -33,6 +36,8 @@ CLOCKS = ("none", "base")
 _GET = (
     "install Nsight Compute: apt-get install nsight-compute (NVIDIA's repository), or the CUDA toolkit; add it to PATH"
 )
+_PARAMETERS = Path("/proc/driver/nvidia/params")
+_CAP_SYS_ADMIN = 21
 _EVERY_LAUNCHES = 1
 """Launches measured of each kernel where there was no first run to choose from."""
 
@@ -48,6 +53,32 @@ def find() -> Path:
     if os.access(toolkit, os.X_OK):
         return toolkit
     raise CollectorError("Nsight Compute (ncu) is not installed", hint=_GET)
+
+
+def check() -> Iterable[Check]:
+    """Rows for the doctor: whether a run under ncu can work here. Has no side effect."""
+    try:
+        ncu = find()
+    except CollectorError as error:
+        yield Check("ncu", "Nsight Compute", "unavailable", str(error), error.hint or "")
+        return
+    try:
+        restricted = "RmProfilingAdminOnly: 1" in _PARAMETERS.read_text()
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        yield Check(
+            "ncu", "Nsight Compute", "unavailable", "no NVIDIA driver on this host", "install the NVIDIA driver"
+        )
+        return
+    effective = int(status.partition("CapEff:")[2].split()[0], 16)
+    if restricted and not effective >> _CAP_SYS_ADMIN & 1:
+        why = "the driver lets only administrators read performance counters"
+        yield Check("ncu", "Nsight Compute", "unavailable", why, PERMISSION)
+    elif not binaryreport.available():
+        why = "ncu-report isn't installed: reports are read through ncu's own export"
+        yield Check("ncu", "Nsight Compute", "degraded", why, 'pip install "perfscope-cli[ncu]"')
+    else:
+        yield Check("ncu", "Nsight Compute", "ok", str(ncu))
 
 
 def command_line(

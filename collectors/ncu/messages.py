@@ -67,12 +67,12 @@ def parse(lines: Iterable[str]) -> Said:
     return said
 
 
-_PERMISSION = (
+PERMISSION = (
     "as root: sudo perfscope record --ncu -- CMD; in a container: docker run --cap-add=SYS_ADMIN; for all users: "
     'echo "options nvidia NVreg_RestrictProfilingToAdminUsers=0" | sudo tee /etc/modprobe.d/perfscope.conf, and reboot'
 )
 _KNOWN: tuple[tuple[str, Trouble], ...] = (
-    ("ERR_NVGPUCTRPERM", Trouble("no permission to read the GPU's performance counters", _PERMISSION)),
+    ("ERR_NVGPUCTRPERM", Trouble("no permission to read the GPU's performance counters", PERMISSION)),
     (
         "driver resource was unavailable|multiple.?subscribers|Another tool|already.*being profiled",
         Trouble(

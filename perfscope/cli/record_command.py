@@ -13,6 +13,18 @@ from perfscope.recording.names import default_path
 from perfscope.recording.signals import Signals
 
 
+def _ncu_mode(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    if value == "full":
+        raise UsageError(
+            "--ncu measures what the rules need, about 23 replays a launch; --set full takes 38 and more, seconds a "
+            "launch, and megabytes of report each, and no rule reads the rest of it",
+            hint="ncu --set full -k NAME -c 1 -o FILE CMD, then perfscope import FILE.ncu-rep",
+        )
+    if value not in (None, "second", "only"):
+        raise UsageError(f"--ncu={value}: no such mode", hint="perfscope record --ncu -- CMD, or --ncu=only")
+    return value
+
+
 @click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Session directory (default: named after CMD).")
 @click.option("-d", "--duration", type=Seconds(0, 1e9, min_open=True), help="Stop recording after SECONDS.")
@@ -26,7 +38,8 @@ from perfscope.recording.signals import Signals
     "--ncu",
     is_flag=False,
     flag_value="second",
-    type=click.Choice(["second", "only"]),
+    callback=_ncu_mode,
+    metavar="[only]",
     help="Run CMD a second time under Nsight Compute for the kernels that mattered; --ncu=only: just that run.",
 )
 @click.option("--ncu-limit", type=Seconds(1, 1e6), default=300, show_default=True, help="Longest that run may take, s.")

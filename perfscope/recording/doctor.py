@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from perfscope import collectors
 from perfscope.collectors.base import Check, Options
+from perfscope.collectors.ncu import driver
 from perfscope.errors import CollectorError
 
 
 def examine(options: Options | None = None) -> list[Check]:
-    """All rows of all collectors, in the order in which they start. Changes nothing on the machine."""
+    """All rows of all collectors, in the order in which they start, and of the Nsight Compute pass. Changes nothing."""
     rows: list[Check] = []
     for name in collectors.COLLECTORS:
         try:
@@ -17,4 +18,5 @@ def examine(options: Options | None = None) -> list[Check]:
             rows.append(Check(name, name, "unavailable", str(error), error.hint or ""))
         except Exception as error:  # noqa: BLE001 (a defect of one collector must not hide the others' rows)
             rows.append(Check(name, name, "unavailable", f"can't be loaded: {type(error).__name__}: {error}"))
+    rows += driver.check()
     return rows

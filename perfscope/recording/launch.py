@@ -71,6 +71,16 @@ def original_environment() -> dict[bytes, bytes]:
     return {name: value for name, _, value in pairs}
 
 
+def environment_for(run_as: RunAs | None) -> dict[bytes, bytes]:
+    """The environment of a command that runs as that user (as we, if None)."""
+    environment = original_environment()
+    if run_as and b"SUDO_USER" in environment:
+        # sudo made these root's (or left the caller's); the command runs as somebody, so they are that one's.
+        name = os.fsencode(run_as.name)
+        environment.update({b"USER": name, b"LOGNAME": name, b"HOME": os.fsencode(run_as.home)})
+    return environment
+
+
 class Target:
     """The launched command: first a waiting child, after `go` the command itself."""
 
@@ -80,11 +90,7 @@ class Target:
         self.usage: resource.struct_rusage | None = None
         self._status: int | None = None
         self._ended = False
-        environment = original_environment()
-        if run_as and b"SUDO_USER" in environment:
-            # sudo made these root's (or left the caller's); the command runs as somebody, so they are that one's.
-            name = os.fsencode(run_as.name)
-            environment.update({b"USER": name, b"LOGNAME": name, b"HOME": os.fsencode(run_as.home)})
+        environment = environment_for(run_as)
         path = os.fsdecode(environment.get(b"PATH", os.fsencode(os.defpath)))
         if "/" not in command[0] and shutil.which(command[0], os.F_OK, path) is None:
             raise CommandError(command[0], errno.ENOENT)

@@ -6,6 +6,7 @@ session: whatever happens in this pass, the recording stays whole. Alone (`recor
 
 from __future__ import annotations
 
+import grp
 import json
 import os
 import shutil
@@ -35,7 +36,7 @@ from perfscope.model.schema import schema
 from perfscope.model.session import Session, SessionWriter
 from perfscope.recording.environment import fingerprint
 from perfscope.recording.guardian import Guard
-from perfscope.recording.launch import RunAs, original_environment
+from perfscope.recording.launch import RunAs, environment_for
 
 LIMIT_S = 300.0
 """Default time limit of the pass."""
@@ -135,7 +136,7 @@ class _Failed(CollectorError):
 def _run(command: list[str], directory: Path, settings: Settings, chosen: Selection | None, progress: Progress) -> _Ran:
     """Runs ncu and reads what it wrote. Raises CollectorError if nothing was measured."""
     executable = driver.find()
-    environment = original_environment()
+    environment = environment_for(settings.run_as)
     if taken := [name.decode() for name in _INJECTION if environment.get(name)]:
         raise CollectorError(
             f"{taken[0]} is set: another tool records CUDA in this environment, and ncu can't share it",
@@ -191,7 +192,8 @@ def _supervised(
     Nothing of it outlives this call, or a killed perfscope.
     """
     run_as = settings.run_as
-    as_user = {"user": run_as.uid, "group": run_as.gid, "extra_groups": [run_as.gid]} if run_as else {}
+    groups = [run_as.gid, *(g.gr_gid for g in grp.getgrall() if run_as.name in g.gr_mem)] if run_as else []
+    as_user = {"user": run_as.uid, "group": run_as.gid, "extra_groups": groups} if run_as else {}
     guard = Guard()
     try:
         with (directory / "output.txt").open("wb") as output:
