@@ -86,7 +86,7 @@ def test_severity_follows_the_cut_offs():
 
 
 def test_the_documentation_names_every_rule_threshold_and_value():
-    sections = dict(re.findall(r"^## `([a-z-]+)`\n(.*?)(?=^## |\Z)", DOCS.read_text(), re.M | re.S))
+    sections = dict(re.findall(r"^## `([a-z0-9-]+)`\n(.*?)(?=^## |\Z)", DOCS.read_text(), re.M | re.S))
     assert list(sections) == [*RULES, "severity", "evaluation"]
     for rule, group in defaults().items():
         rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", sections[rule], re.M))
