@@ -35,7 +35,7 @@ class Slices:
     """What a chrometrace holds, in the order of time of each thread. Times in microseconds since py-spy's start.
 
     thread: int32[n], index into `threads`. start, end: int64[n]: from the look that saw the stack first to the first
-    look that saw another. stack: int32[n]. names: what py-spy calls the threads.
+    look that saw another. stack: int32[n]. names: of the threads, where py-spy's is their own.
     lost_events: events that don't fit into any sound stack. cut_at: byte offset where reading ended early; why.
     shared_handles: pthread handles that two processes have, one the other's fork. leaf: innermost function of a slice.
     """
@@ -71,7 +71,11 @@ _BASE = _Level(("", "", 0))
 
 @dataclass
 class _Handle:
-    """State of one pthread handle. pid, ts: of the look being read. thread: whose stack it showed last."""
+    """State of one pthread handle. pid, ts: of the look being read. thread: whose stack it showed last.
+
+    named: the first thread that went by a name. py-spy keeps names by handle, so that a thread which got the handle of
+    a dead one is shown with that one's name.
+    """
 
     open: list[_Level] = field(default_factory=list)
     pid: int = -1
@@ -80,6 +84,7 @@ class _Handle:
     thread: int | None = None
     pids: set[int] = field(default_factory=set)
     ordinal: int = 0
+    named: dict[str, int] = field(default_factory=dict)
 
 
 class _Reader:
@@ -195,7 +200,7 @@ class _Reader:
         if thread is None:
             thread = self.index[key] = len(self.index)
             self.result.threads.append(key)
-        if top.name:
+        if top.name and state.named.setdefault(top.name, thread) == thread:
             self.result.names[key] = top.name
         return thread
 

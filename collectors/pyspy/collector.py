@@ -94,7 +94,8 @@ class PySpyCollector(Collector):
             if lane.current is not None:
                 lane.current.watch()
         before = self._budget.rate_hz
-        rate = self._budget.judge(now / 1e9, sum(i.sampling_cpu_ns for i in self._instances()) / 1e9)
+        cpu_ns = sum(i.sampling_cpu_ns for i in self._instances()) + sum(t.naming.cpu_ns for t in self._targets)
+        rate = self._budget.judge(now / 1e9, cpu_ns / 1e9)
         if rate is None:
             return
         self._lowered.append(f"{before} to {rate} Hz, having used {self._budget.last * 100:.0f} % of one core")
@@ -114,7 +115,9 @@ class PySpyCollector(Collector):
         deadline = time.monotonic_ns() + int(STOP_S * 1e9)
         for lane in self._lanes():
             lane.finish(deadline)
-        self.report.cpu_ns = sum(i.cpu_ns for i in self._instances())
+        for target in self._targets:
+            target.naming.finish()
+        self.report.cpu_ns = sum(i.cpu_ns for i in self._instances()) + sum(t.naming.cpu_ns for t in self._targets)
 
     def _lanes(self) -> list[Lane]:
         return [lane for target in self._targets for lane in target.lanes]

@@ -10,6 +10,7 @@ from pathlib import Path
 from perfscope import procfs
 from perfscope.collectors.base import Context
 from perfscope.collectors.pyspy.instance import Failure, Instance
+from perfscope.collectors.pyspy.naming import Naming
 from perfscope.procfs import Process
 
 RETRY_NS = 300_000_000
@@ -150,6 +151,7 @@ class Target:
 
     process: Process
     lanes: list[Lane]
+    naming: Naming
     started_wall: float
     same_mounts: bool
     attached: bool = False
@@ -163,7 +165,8 @@ class Target:
         """Notes what is only known while the process lives. Starts nothing yet."""
         uptime = time.clock_gettime(time.CLOCK_BOOTTIME) - process.start_ticks / os.sysconf("SC_CLK_TCK")
         lanes = [Lane(context, process.pid, gil=False), Lane(context, process.pid, gil=True)]
-        return cls(process, lanes, time.time() - uptime, _same_mounts(process.pid))
+        naming = Naming(context, process.pid)
+        return cls(process, lanes, naming, time.time() - uptime, _same_mounts(process.pid))
 
     def look(self, now: int) -> None:
         """Notes which threads are there, and that the process became another program.
@@ -189,6 +192,8 @@ class Target:
                 seen.last_ns, seen.dead = now, False
         for tid, seen in self.threads.items():
             seen.dead = tid not in present
+        reused = len(self.threads) > len(present)
+        self.naming.tick((self.threads[tid].inner for tid in tids) if reused else (), now)
 
     def source(self, name: str) -> str | None:
         """Text of a source file as this process loaded it; None if that can't be known (gone, or written since)."""

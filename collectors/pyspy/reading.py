@@ -52,6 +52,9 @@ class Reading:
             if instance.whole and instance.clock is not None:
                 first = self._segment(target, instance, instance.clock, judge, until)
                 until = min(until, first)
+        for tid, seen in target.threads.items():
+            if (name := target.naming.names.get(seen.inner)) is not None:
+                self.writer.note_thread(target.process.pid, tid, name=name, named_by="python")
         for instance in gil.done:
             if instance.whole:
                 self._gil(target, instance, judge)

@@ -216,6 +216,55 @@ def test_shares_threads_names_deaths_and_gil(tmp_path: Path, program: Callable[.
     assert report.covered_ns and report.covered_ns[0][0] >= recording.start_ns
 
 
+ROLES = """
+import sys, threading, time
+def nap(): time.sleep(0.002)
+def work_alpha(end):
+    while time.monotonic() < end: nap()
+def work_beta(end):
+    while time.monotonic() < end: nap()
+def work_gamma(end):
+    while time.monotonic() < end: nap()
+ROLES = [work_alpha, work_beta, work_gamma]
+print(flush=True)
+number = 0
+while True:
+    end = time.monotonic() + (0.05 if number % 4 else 1.5)
+    threads = []
+    for role in ROLES[number % 3:] + ROLES[:number % 3]:
+        name = f"{role.__name__}-{number}"
+        threads.append(threading.Thread(target=role, args=(end,), name=name, daemon=True))
+        threads[-1].start()
+    for thread in threads: thread.join()
+    number += 1
+"""
+
+
+def test_a_thread_is_never_called_by_a_dead_ones_name(
+    tmp_path: Path, program: Callable[..., subprocess.Popen[str]]
+) -> None:
+    target = program(ROLES)  # many threads, one after the other: they get each other's pthread handles
+    line(target)
+    recording = Recording(tmp_path)
+    recording.start(target.pid)
+    recording.until(recording.sampled(target.pid, 5.0))
+    session = recording.finish()
+    names = {t["tid"]: t["name"] for t in session.table("threads").to_pylist()}
+    roles: dict[int, set[str]] = defaultdict(set)
+    time_ns: dict[int, int] = defaultdict(int)
+    for row in looks(session):
+        if not row["torn"]:
+            roles[row["tid"]] |= {name for name in row["names"] if name.startswith("work_")}
+            time_ns[row["tid"]] += row["duration_ns"]
+    assert len(roles) > 10
+    for tid, found in roles.items():
+        if found and names.get(tid) is not None:
+            assert {names[tid].partition("-")[0]} == found, (tid, names[tid])
+    lasting = [tid for tid, ns in time_ns.items() if ns > 1_200_000_000 and roles[tid]]
+    assert len(lasting) >= 3 and all(names.get(tid) for tid in lasting)  # who lives for long has a name
+    assert not list(recording.collector.context.raw.glob("*.names.json"))
+
+
 MARKS = """
 import sys, time
 def spin_a(until):
