@@ -26,11 +26,20 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.merge.calltree import WEIGHTS, CallTree
+from perfscope.merge.gpu import GPU_IDLE, NO_LAUNCH_STACK
+from perfscope.merge.gpu_sync import SPINNING, WAITING
 from perfscope.merge.slices import STATE_LABELS, STATES, TORN, UNSAMPLED
 from perfscope.reports.units import printable
 
 _SCRIPTS = ("decode.js", "model.js", "canvas.js", "words.js", "timeline.js", "threads.js", "app.js")
-_STATES = {label: STATES[code] for code, label in STATE_LABELS.items()} | {UNSAMPLED: "unsampled", TORN: "torn"}
+_STATES = {label: STATES[code] for code, label in STATE_LABELS.items()} | {
+    UNSAMPLED: "unsampled",
+    NO_LAUNCH_STACK: "unsampled",
+    TORN: "torn",
+    GPU_IDLE: "gpu-idle",
+    f"{WAITING}]": "gpu-sync",
+    f"{SPINNING}]": "gpu-sync",
+}
 """Label of a state frame -> the name that its colour goes by in flame.css (`--state-NAME`)."""
 
 _Columns = dict[str, npt.NDArray[np.int64]]
@@ -81,7 +90,8 @@ def pack(tree: CallTree, weight: str | None = None) -> bytes:
         "timed": timed,
         "edges_ns": [] if timeline is None else timeline.edges_ns.tolist(),
         "notes": tree.notes,
-        "states": _STATES,
+        "states": _STATES | {f.label: "gpu-sync" for f in tree.frames if f.label.startswith((WAITING, SPINNING))},
+        "details": {str(frame): lines for frame, lines in sorted(tree.details.items())},
         "weight": weight if weight in names else (names[0] if names else None),
         "columns": [[name, len(columns[name]), len(block)] for name, block in blocks.items()],
     }

@@ -7,6 +7,7 @@ const DIRECTIONS = {
 };
 const WEIGHT_TITLES = {
   wall: "Time that passed, working or waiting", cpu: "Time on a CPU", "off-cpu": "Time not on a CPU",
+  gpu: "Time of each GPU, busy and idle, under the code that caused it",
   samples: "How often the samplers saw it",
 };
 const THEMES = { system: ["◐", "as the system"], dark: ["☾", "dark"], light: ["☀", "light"] };

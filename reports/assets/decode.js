@@ -1,7 +1,7 @@
 "use strict";
 // The data block (its form is documented in reports/flame.py), decoded into a Profile.
 
-const STATES = ["runnable", "disk", "lock", "gil", "gc", "stopped", "sleep", "other", "torn", "unsampled"];
+const STATES = ["runnable", "disk", "lock", "gil", "gc", "gpu-sync", "gpu-idle", "stopped", "sleep", "other", "torn", "unsampled"];
 // What frames are told apart by colour: layers, and states of layer `state`. In the order of the legend.
 const KINDS = ["java", "python", "native", "kernel", "gpu", ...STATES.map((name) => "state-" + name), "process", "thread"];
 
@@ -47,6 +47,7 @@ class Profile {
     }
     this.title = header.title;
     this.notes = header.notes;
+    this.details = header.details;
     this.weightNames = header.weights;
     this.firstWeight = header.weight;
     this.timed = new Set(header.timed);

@@ -18,11 +18,17 @@ function factsOf(node) {
   return facts;
 }
 
+// What is known of a frame wherever it stands: how often a kernel ran, what was measured of it.
+function detailsOf(node) {
+  return (node.parent && node.view.profile.details[node.frame] || []).map(printable);
+}
+
 function showDetail(node) {
   const where = [node.parent ? node.layer : "", node.place, node.module].filter(Boolean);
   $("detail").replaceChildren(
     element("div", { className: "what", textContent: node.label }),
     element("div", { className: "facts" },
+      ...detailsOf(node).map((text) => element("span", { textContent: text + " " })),
       ...factsOf(node).map(([name, value]) => element("span", {}, element("b", { textContent: value }), ` ${name} `)),
       ...where.map((text) => element("span", { textContent: text + " " }))));
 }
@@ -36,6 +42,7 @@ function showTooltip(rect, event, zoom) {
     const rows = [["layer", node.parent ? node.layer : ""], ["at", node.place], ["in", node.module], ...factsOf(node)];
     box.replaceChildren(
       element("div", { className: "what", textContent: node.label }),
+      ...detailsOf(node).map((text) => element("div", { textContent: text })),
       element("div", { className: "grid" },
         ...rows.filter((row) => row[1]).flatMap((row) => row.map((textContent) => element("span", { textContent })))));
   } else {
@@ -53,7 +60,7 @@ function showLegend(view) {
   const { kind, kinds, label } = view.profile, sums = view.kindSums();
   $("legend").replaceChildren(...KINDS.filter((name) => kinds.has(name) && !/^(process|thread)$/.test(name)).map((name) => {
     const text = !name.startsWith("state-") ? name
-      : name === "state-other" ? "other state" : label[kind.indexOf(name)].replace(/^\[(.*)\]$/, "$1");
+      : name === "state-other" ? "other state" : name === "state-gpu-sync" ? "waiting: GPU sync" : label[kind.indexOf(name)].replace(/^\[(.*)\]$/, "$1");
     return element("li", { title: "Share of the weight that ends in such a frame" },
       element("i", { className: `swatch sw-${name}` }), text, element("small", { textContent: percent(sums[name], view.sum) }));
   }));
