@@ -13,13 +13,15 @@ DRIVER = """
 import json, os, sys, threading
 from pathlib import Path
 from perfscope.collectors.base import Context, Options
-from perfscope.collectors.nvml import NvmlCollector, owners
+from perfscope.collectors.nvml import NvmlCollector, collector as collector_module, owners
+from perfscope.errors import CollectorError
 from perfscope.model.info import SessionInfo
 from perfscope.model.session import SessionWriter
 import time
 
 def run(case):
     owners.on_host = lambda: case["host"]
+    collector_module._STOP_WAIT_S = 0.3
     settings = Path(os.environ["FAKE_NVML"])
     settings.write_text(case["before"])
     writer = SessionWriter(Path(case["session"]))
@@ -36,11 +38,15 @@ def run(case):
         while not set(case["uses"]) <= sampler.owners.used and pacer.error is None:
             never.wait(0.01)
         first = sampler.passes
-        while sampler.passes < first + case["passes"] and pacer.error is None:
+        end = time.monotonic() + 2 if "-1\\n" in case["then"] else float("inf")  # a call that hangs
+        while sampler.passes < first + case["passes"] and time.monotonic() < end and pacer.error is None:
             never.wait(0.01)
         collector.tick()
     finally:
-        collector.stop()
+        try:
+            collector.stop()
+        except CollectorError as error:
+            print(error, file=sys.stderr)
     stop = time.monotonic_ns()
     collector.read(writer, start, stop)
     info = SessionInfo(pids=[os.getpid()], start_ns=start, stop_ns=stop,

@@ -79,6 +79,8 @@ class NvmlCollector(Collector):
         if pacer and not pacer.stop(_STOP_WAIT_S):
             # Its memory may still be written to by the driver, so nothing is freed.
             self._open = False
+            if self._values:
+                self._values.flush()
             raise CollectorError("the driver didn't answer a call; what was sampled before is kept", hint="nvidia-smi")
         if self._sampler:
             self._sampler.close()

@@ -51,9 +51,11 @@ def read(path: Path) -> Iterator[dict[str, list[Any]]]:
             try:
                 time_ns, error_ns, device, pid, values = json.loads(line)
                 rows = [(str(name), float(value)) for name, value in values.items()]
-                if not all(isinstance(x, int) for x in (time_ns, error_ns)) or not isinstance(pid, int | None):
-                    raise TypeError("times and pid must be whole numbers")
-            except (ValueError, TypeError, AttributeError) as error:
+                if not all(type(x) is int and 0 <= x < 1 << 63 for x in (time_ns, error_ns)):
+                    raise TypeError("a time is no whole number of ns")
+                if pid is not None and not (type(pid) is int and 0 <= pid < 1 << 31):
+                    raise TypeError("the pid is none")
+            except (ValueError, TypeError, AttributeError, RecursionError) as error:
                 raise CollectorError(f"{path}: line {number}: damaged: {error}") from None
             for name, value in rows:
                 if math.isfinite(value):

@@ -4,13 +4,14 @@
      gpus N | gpm 0/1 | mig N (instances of each GPU) | clock_events MASK
      pid DEVICE PID BYTES          a process on a device (DEVICE: index; of a MIG instance 100 * (GPU + 1) + slot)
      xid DEVICE NUMBER             an Xid error, told once a line
-     fail FUNCTION DEVICE CODE     FUNCTION gives CODE for DEVICE (-1: for all)
+     fail FUNCTION DEVICE CODE     FUNCTION gives CODE for DEVICE (-1: for all); with CODE -1 it never returns
    FAKE_NVML_LOG names a file that gets a line `FUNCTION DEVICE` for every call. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 typedef struct { int number; } Device;
 static Device gpus[8], instances[8][8];
@@ -51,6 +52,7 @@ static int called(const char *function, const Device *d) {
             (device == -1 || device == number(d)))
             status = code;
     if (file) fclose(file);
+    while (status == -1) pause();
     return status;
 }
 #define CALLED(device) do { int status_ = called(__func__, device); if (status_) return status_; } while (0)

@@ -140,6 +140,14 @@ def test_a_lost_gpu_is_left_alone_and_the_other_goes_on(library, tmp_path):
     assert got.values("gpu_power_w", "gpu0") == {345.678}
 
 
+def test_a_driver_that_hangs_costs_no_more_than_what_came_after(library, tmp_path):
+    then = "pid 0 SELF 4096\nfail nvmlDeviceGetCurrPcieLinkWidth 0 -1\n"
+    got = record(library, tmp_path, then=then, passes=1000)
+    assert got.calls["nvmlDeviceGetCurrPcieLinkWidth 0"] >= 1
+    assert got.values("gpu_memory_used_bytes") == {1000}
+    assert not got.calls["nvmlShutdown -1"]  # its memory is still in use
+
+
 def test_a_gpu_that_cannot_be_opened_is_named(library, tmp_path):
     got = record(library, tmp_path, before="gpus 2\nfail nvmlDeviceGetHandleByIndex_v2 1 4\n")
     assert got.report.details["absent"]["gpu1"] == {"device": "Insufficient Permissions"}
