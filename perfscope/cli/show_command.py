@@ -16,4 +16,6 @@ def command(session: Path) -> None:
     from perfscope.model.session import Session
     from perfscope.reports import terminal
 
-    terminal.print_session(Session.open(session), Console(highlight=False))
+    opened = Session.open(session)
+    opened.check()
+    terminal.print_session(opened, Console(highlight=False))

@@ -9,8 +9,11 @@ from typing import Any, Literal
 from perfscope.clock import ClockMap
 from perfscope.errors import SessionError
 from perfscope.model.schema import SCHEMA_VERSION
+from perfscope.model.typed import build
 
 Status = Literal["ok", "partial", "failed", "unavailable"]
+
+_RESTORE = "record again, or restore the file from where the session came from"
 
 
 @dataclass
@@ -79,18 +82,11 @@ class SessionInfo:
                 hint="pip install --upgrade perfscope-cli",
             )
         if version < 1:
-            raise SessionError(f"{where}: schema {version} was never released")
+            raise SessionError(f"{where}: schema {version} was never released", hint=_RESTORE)
         try:
-            known = {f.name for f in dataclasses.fields(cls)}
-            values = {k: v for k, v in data.items() if k in known}
-            values["clocks"] = {k: ClockMap(**v) for k, v in data.get("clocks", {}).items()}
-            values["collectors"] = {k: CollectorReport(**v) for k, v in data.get("collectors", {}).items()}
-            for report in values["collectors"].values():
-                report.covered_ns = [(int(a), int(b)) for a, b in report.covered_ns]
-            info = cls(**values)
-            for name in ("start_ns", "stop_ns"):
-                if not isinstance(getattr(info, name), int):
-                    raise TypeError(f"{name} is no integer")
-            return info
-        except (TypeError, ValueError, AttributeError) as error:
-            raise SessionError(f"{where}: damaged: {error}") from None
+            info = build(cls, data, "session")
+            if info.stop_ns < info.start_ns:
+                raise ValueError("it ends before it starts")
+        except (ValueError, OverflowError, RecursionError) as error:
+            raise SessionError(f"{where}: damaged: {error}", hint=_RESTORE) from None
+        return info

@@ -13,10 +13,11 @@ import json
 import os
 import shlex
 import shutil
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,6 +29,7 @@ from perfscope.model.schema import TABLES, schema
 from perfscope.model.stacks import StackTable
 
 PARTIAL = ".partial"
+_MOST_INFO_BYTES = 1 << 26
 _REPLACED = "replaced"
 _ENTRIES = {"session.json", "session.json.new", "tables", "raw", _REPLACED}
 """All that can stand in an unfinished session's directory."""
@@ -381,10 +383,22 @@ def _array(values: Any, type_: pa.DataType, count: int) -> pa.Array:
 
 
 def _unreadable(file: Path, error: Exception) -> SessionError:
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        reason = error.strerror
+    else:
+        reason = str(error.args[0] if error.args else error).partition("\n")[0] or type(error).__name__
     return SessionError(
         f"{file}: can't be read: {reason}", hint="record again, or restore the file from where the session came from"
     )
+
+
+def _open(file: Path) -> BinaryIO:
+    """Opens a regular file; raises OSError for all else: a pipe in its place must not make us wait."""
+    stream = open(file, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        stream.close()
+        raise OSError(errno.EINVAL, "not a regular file")
+    return stream
 
 
 def _unfinished(path: Path) -> SessionError:
@@ -424,12 +438,17 @@ class Session:
             if path.name.endswith(PARTIAL):
                 raise _unfinished(path)
             raise SessionError(
-                f"{path}: not a perfscope session (no session.json in it)", hint="give the directory itself: ls -d *"
+                f"{path}: not a perfscope session (no session.json in it)",
+                hint="perfscope record -o DIR -- CMD makes one",
             )
         try:
-            data = json.loads(file.read_text(encoding="utf-8"))
+            with _open(file) as stream:
+                text = stream.read(_MOST_INFO_BYTES + 1)
+            if len(text) > _MOST_INFO_BYTES:
+                raise ValueError(f"larger than {_MOST_INFO_BYTES} bytes")
+            data = json.loads(text.decode())
         except (OSError, ValueError, RecursionError) as error:
-            raise SessionError(f"{file}: can't be read: {error}") from None
+            raise _unreadable(file, error) from None
         info = SessionInfo.from_json(data, str(file))
         if info.state != "complete":
             raise _unfinished(path)
@@ -441,8 +460,9 @@ class Session:
             file = self.path / "tables" / f"{name}.parquet"
             target = schema(name)
             try:
-                with file.open("rb") as stream:
+                with _open(file) as stream:
                     table = pq.read_table(stream)
+                self._check_rows(name, table.num_rows)
                 self._tables[name] = table.select(target.names).cast(target)
             except (OSError, pa.ArrowException, KeyError, ValueError) as error:
                 raise _unreadable(file, error) from None
@@ -457,11 +477,31 @@ class Session:
         declared = schema(name)
         target = pa.schema([declared.field(column) for column in columns])
         try:
-            with file.open("rb") as stream, pq.ParquetFile(stream) as parquet:
+            with _open(file) as stream, pq.ParquetFile(stream) as parquet:
+                self._check_rows(name, parquet.metadata.num_rows)
                 for batch in parquet.iter_batches(rows, columns=list(columns)):
                     yield pa.Table.from_batches([batch]).select(target.names).cast(target)
         except (OSError, pa.ArrowException, KeyError, ValueError) as error:
             raise _unreadable(file, error) from None
+
+    def check(self) -> None:
+        """Raises SessionError naming the first table that is missing, damaged or not of this session.
+
+        Looks at the files' ends only, so it is quick; damage within is found when a table is read.
+        """
+        for name in TABLES:
+            file = self.path / "tables" / f"{name}.parquet"
+            try:
+                with _open(file) as stream, pq.ParquetFile(stream) as parquet:
+                    self._check_rows(name, parquet.metadata.num_rows)
+                    parquet.schema_arrow.empty_table().select(schema(name).names).cast(schema(name))
+            except (OSError, pa.ArrowException, KeyError, ValueError) as error:
+                raise _unreadable(file, error) from None
+
+    def _check_rows(self, name: str, rows: int) -> None:
+        said = self.info.tables.get(name, rows)
+        if rows != said:
+            raise ValueError(f"{rows} rows, where session.json says {said}")
 
     @property
     def stacks(self) -> StackTable:
