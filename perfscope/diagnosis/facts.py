@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 from perfscope.diagnosis.intervals import Intervals, joined, overlap_ns, shared_ns, union, union_ns
 from perfscope.diagnosis.kernels import Kernel, measured
 from perfscope.diagnosis.thresholds import Thresholds, defaults
-from perfscope.merge.slices import DISK, GC, GIL, LOCK, RUNNABLE, RUNNING, SLEEP, UNKNOWN, ThreadSlices
+from perfscope.merge.slices import DISK, GC, GIL, GPU_SYNC, LOCK, RUNNABLE, RUNNING, SLEEP, UNKNOWN, ThreadSlices
 from perfscope.merge.waits import futex_state
 from perfscope.model.session import Session
 from perfscope.model.stacks import ROOT, Frame, StackTable
 
-ACTIVE = (RUNNING, RUNNABLE, DISK, LOCK, GIL, GC)
+ACTIVE = (RUNNING, RUNNABLE, DISK, LOCK, GIL, GC, GPU_SYNC)
 """States in which a thread works or waits for a resource; in the others it waits for work, or nothing is known."""
 
 
