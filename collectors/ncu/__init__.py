@@ -30,7 +30,8 @@ def import_file(path: Path, writer: SessionWriter) -> ImportResult:
     Raises InputError if nothing in it can be read; a part that can't be is told in the report.
     """
     measured, report = read(path)
-    writer.append("gpu_kernels", launches.rows(measured))
+    # Numbers of another file's launches in the same session lie below its number of rows.
+    writer.append("gpu_kernels", launches.columns(measured, first=writer.rows.get("gpu_kernels", 0)))
     return ImportResult("ncu", 0, 0, report)
 
 

@@ -7,6 +7,7 @@ ns, byte, hz, and the bare unit without its prefix for all else.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -76,20 +77,23 @@ def dimensions(text: str) -> tuple[int, int, int] | None:
     return int(numbers[0]), int(numbers[1]), int(numbers[2])
 
 
-def rows(launches: list[Launch]) -> list[dict[str, Any]]:
-    """Launches as rows of gpu_kernels, one a metric."""
-    return [
-        {
-            "launch": number,
-            "pid": launch.pid,
-            "name": launch.name,
-            "device": launch.device,
-            **{f"grid_{axis}": launch.grid[i] if launch.grid else None for i, axis in enumerate("xyz")},
-            **{f"block_{axis}": launch.block[i] if launch.block else None for i, axis in enumerate("xyz")},
-            "metric": metric,
-            "value": value,
-            "unit": unit,
-        }
-        for number, launch in enumerate(launches)
-        for metric, (value, unit) in launch.metrics.items()
-    ]
+def columns(launches: list[Launch], first: int = 0) -> dict[str, list[Any]]:
+    """Launches as columns of gpu_kernels, one row a metric, numbered from `first`."""
+    counts = [len(launch.metrics) for launch in launches]
+
+    def each(values: Iterable[Any]) -> list[Any]:
+        return [value for value, count in zip(values, counts, strict=True) for _ in range(count)]
+
+    found: dict[str, list[Any]] = {
+        "launch": each(range(first, first + len(launches))),
+        "pid": each(launch.pid for launch in launches),
+        "name": each(launch.name for launch in launches),
+        "device": each(launch.device for launch in launches),
+    }
+    for i, axis in enumerate("xyz"):
+        found[f"grid_{axis}"] = each(launch.grid and launch.grid[i] for launch in launches)
+        found[f"block_{axis}"] = each(launch.block and launch.block[i] for launch in launches)
+    found["metric"] = [metric for launch in launches for metric in launch.metrics]
+    found["value"] = [value for launch in launches for value, _ in launch.metrics.values()]
+    found["unit"] = [unit for launch in launches for _, unit in launch.metrics.values()]
+    return found

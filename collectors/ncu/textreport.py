@@ -19,7 +19,7 @@ _IDENTITY = {
     "ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Kernel Time", "Context", "Stream", "Block Size",
     "Grid Size", "Device", "CC",
 }  # fmt: skip
-_LIMIT_BYTES = 1 << 30
+_LIMIT_BYTES = 256 << 20
 
 LABELS: dict[tuple[str, str], str] = {
     ("GPU Speed Of Light Throughput", "Duration"): "gpu__time_duration.sum",
@@ -67,7 +67,7 @@ def read(path: Path) -> tuple[list[Launch], int]:
     """Launches of an ncu CSV, and the number of rows that couldn't be read. Raises InputError naming file and line."""
     try:
         if path.stat().st_size > _LIMIT_BYTES:
-            raise InputError(f"{path}: larger than 1 GiB, which no CSV of ncu is")
+            raise InputError(f"{path}: larger than 256 MiB, some 30,000 launches")
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror}") from None

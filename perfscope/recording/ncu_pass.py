@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from perfscope import __version__
 from perfscope.collectors import ncu
 from perfscope.collectors.ncu import binaryreport, driver, messages, textreport
-from perfscope.collectors.ncu.launches import Launch, rows
+from perfscope.collectors.ncu.launches import Launch, columns
 from perfscope.collectors.ncu.selection import Selection, select
 from perfscope.errors import CollectorError, PerfscopeError
 from perfscope.model.info import CollectorReport, SessionInfo
@@ -115,7 +115,7 @@ def record_alone(path: Path, command: list[str], settings: Settings, progress: P
             if not isinstance(error, _Failed):
                 raise
             ran = _Ran([], CollectorReport("failed", str(error), error.hint), error.exit_code_of_command)
-        writer.append("gpu_kernels", rows(ran.launches))
+        writer.append("gpu_kernels", columns(ran.launches))
         info.start_ns, info.stop_ns, info.stopped_by = start, time.monotonic_ns(), "target exited"
         info.collectors, info.exit_status = {"ncu": ran.report}, ran.exit_code
         writer.finish(info, keep_raw=settings.keep_raw)
@@ -308,7 +308,7 @@ def _amend(session: Session, measured: list[Launch], report: CollectorReport) ->
     if measured:
         table = session.path / "tables" / "gpu_kernels.parquet"
         new = table.with_name(table.name + ".new")
-        pq.write_table(pa.Table.from_pylist(rows(measured), schema("gpu_kernels")), new, compression="zstd")
+        pq.write_table(pa.Table.from_pydict(columns(measured), schema("gpu_kernels")), new, compression="zstd")
         new.replace(table)
         session.info.tables["gpu_kernels"] = pq.read_metadata(table).num_rows
     session.info.collectors["ncu"] = report

@@ -14,6 +14,8 @@ from perfscope.collectors.ncu import binaryreport, container, textreport
 from perfscope.collectors.ncu.launches import to_base
 from perfscope.errors import InputError
 from perfscope.model.kernels import kernel_key
+from perfscope.model.session import Session
+from perfscope.recording.import_files import import_files
 
 KERNELS = [
     "copy_coalesced", "copy_strided", "fma_bound", "low_occupancy", "tiny_grid", "bank_conflict", "divergent",
@@ -107,6 +109,13 @@ def test_imported_sessions_hold_the_metrics(files, tmp_path):
     assert strided["value"].tolist() == pytest.approx([23.4e6, 23.4e6], rel=0.01)
     assert set(strided["unit"]) == {"ns"}
     assert session.info.collectors["ncu"].events == 14
+
+
+def test_launches_of_two_files_stay_apart(files, tmp_path):
+    import_files([files["kernels_raw.csv"], files["llm_raw.csv"]], tmp_path / "two.perfscope")
+    table = Session.open(tmp_path / "two.perfscope").table("gpu_kernels").to_pandas()
+    assert table["launch"].nunique() == 14 + 60
+    assert (table.groupby("launch")["name"].nunique() == 1).all()
 
 
 def test_the_container_counts_what_nvidias_reader_finds(files):

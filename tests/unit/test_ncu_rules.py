@@ -5,7 +5,7 @@ import pytest
 from ncu_helpers import KERNELS, launches, recorded, session_of, unpacked
 
 from perfscope.collectors.ncu import read
-from perfscope.collectors.ncu.launches import rows
+from perfscope.collectors.ncu.launches import columns
 from perfscope.diagnosis import kernels
 from perfscope.diagnosis.engine import diagnose
 from perfscope.diagnosis.kernel_rules import PRECEDENCE, cause
@@ -223,4 +223,4 @@ def test_medians_over_launches_and_devices_apart(tmp_path):
     _amend(session, measured, report)
     found = {kernel_key(k.name): k for k in kernels.measured(type(session).open(session.path), 1000)}
     assert (found["tiny_grid"].metrics[kernels.DURATION], found["tiny_grid"].launches) == (150, 2)
-    assert pa.Table.from_pylist(rows(measured)).num_rows > 10_000
+    assert pa.table(columns(measured)).num_rows > 10_000
