@@ -209,7 +209,8 @@ class EbpfCollector(Collector):
         window = tables.Window(max(start_ns, self._start_ns), min(stop_ns, self._stop_ns))
         tasks, count = self._scan()
         lives = threads.build(self._initial, tasks, self._final, self._stop_ns)
-        unsure = not backend.paired and backend.losses().events > 0  # it can't say whose they were
+        losses = backend.losses()
+        unsure = not backend.paired and losses.events + losses.missed > 0  # it can't say whose they were
         for life in lives.lives:
             if unsure or life.tid in backend.broken:
                 life.complete = False
@@ -256,14 +257,16 @@ class EbpfCollector(Collector):
         losses.raws = self._drm.lost if self._drm is not None else 0
         report = self.report
         report.events = count
-        report.lost_events = losses.events + losses.blocks + losses.untracked + losses.raws
+        report.lost_events = losses.events + losses.blocks + losses.untracked + losses.raws + losses.missed
         report.cpu_ns = self._cpu_ns
         report.covered_ns = [(window.start_ns, window.stop_ns)]
         report.details["lost"] = vars(losses)
         incomplete = sum(not life.complete for life in lives.lives)
         problems = []
-        if report.lost_events:
-            problems.append(f"{report.lost_events} events lost (buffers full)")
+        if full := report.lost_events - losses.missed:
+            problems.append(f"{full} events lost (buffers full)")
+        if losses.missed:
+            problems.append(f"{losses.missed} events missed (the kernel skipped the probe)")
         if incomplete:
             problems.append(f"{incomplete} of {len(lives.lives)} threads have gaps in their scheduling events")
         if self._drain_error is not None:

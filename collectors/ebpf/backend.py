@@ -20,12 +20,14 @@ class Thread:
 
 @dataclass
 class Losses:
-    """Records that didn't fit their buffer, and threads born that couldn't be followed."""
+    """Records that didn't fit their buffer, threads born that couldn't be followed, and events the kernel skipped its
+    programs at (missed)."""
 
     events: int = 0
     blocks: int = 0
     untracked: int = 0
     raws: int = 0
+    missed: int = 0
 
 
 class Backend(ABC):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes as c
 import importlib
+import platform
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from perfscope import probes
-from perfscope.collectors.ebpf import tracefs
+from perfscope.collectors.ebpf import libbpf, tracefs
 from perfscope.collectors.ebpf.backend import Losses, Thread
 from perfscope.collectors.ebpf.raw import UnpairedBackend, block_tracepoints
 from perfscope.collectors.ebpf.records import BLOCK, EVENT, chunks
@@ -19,6 +21,8 @@ from perfscope.collectors.ebpf.ring import drain_last, open_ring
 from perfscope.errors import CollectorError
 
 SYSTEM_PACKAGES = Path("/usr/lib/python3/dist-packages")
+COUNTS_MISSES = (6, 7)
+"""Linux version from which the kernel counts the tracepoint programs it skips."""
 HEADERS_HINT = "apt install linux-headers-$(uname -r)"
 
 
@@ -64,6 +68,11 @@ class BccBackend(UnpairedBackend):
             open_ring(self._bpf[b"blocks"].map_fd, 4 << 20, BLOCK.itemsize, self._new_blocks),
         ]
         self._losses: Losses | None = None
+        if tuple(map(int, re.findall(r"\d+", platform.release())[:2])) < COUNTS_MISSES:
+            self.notes.append(
+                "bcc: while one BPF program runs on a CPU the kernel skips others there, and this one doesn't count "
+                "them: single switches, waits and requests may be missing"
+            )
 
     @property
     def version(self) -> str:
@@ -108,7 +117,8 @@ class BccBackend(UnpairedBackend):
 
     def _count(self) -> Losses:
         lost = self._bpf[b"lost"]
-        return Losses(lost[0].value, lost[1].value)
+        missed = sum(libbpf.missed_runs(function.fd) for function in self._bpf.funcs.values())
+        return Losses(lost[0].value, lost[1].value, missed=missed)
 
     def losses(self) -> Losses:
         return self._losses if self._losses is not None else self._count()

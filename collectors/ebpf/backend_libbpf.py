@@ -20,6 +20,9 @@ from perfscope.errors import CollectorError
 BTF = Path("/sys/kernel/btf/vmlinux")
 THREAD = struct.Struct("<QQQQIIIIIIII")  # struct thread of perfscope.bpf.c
 FUTEX_NUMBER = {"x86_64": 202, "aarch64": 98}
+FUTEX_FUNCTION = {"x86_64": "__x64_sys_futex", "aarch64": "__arm64_sys_futex"}
+FUTEX_HOOKS, SYSCALL_HOOKS = ("on_futex", "on_futex_return"), ("on_sys_enter", "on_sys_exit")
+OP_EARLY = 0x40000000
 COMMON = (
     "on_switch",
     "on_waking",
@@ -27,8 +30,6 @@ COMMON = (
     "on_wakeup_new",
     "on_fork",
     "on_exec",
-    "on_sys_enter",
-    "on_sys_exit",
     "on_issue",
     "on_complete",
 )
@@ -55,8 +56,8 @@ class LibbpfBackend(Backend):
         if machine not in FUTEX_NUMBER:
             raise CollectorError(f"no system call numbers known for {machine}")
         first = "on_io_start" if kernel_has("block_io_start") else "on_getrq"
-        programs = (*COMMON, first)
-        self._object = self._load(programs, FUTEX_NUMBER[machine])
+        self._object, programs = self._load((*COMMON, first), machine)
+        self._early = OP_EARLY if FUTEX_HOOKS[0] in programs else 0
         try:
             self._threads = self._object.map("threads", 4, THREAD.size)
             self._requests = self._object.map("requests", 8, BLOCK.itemsize)
@@ -72,14 +73,21 @@ class LibbpfBackend(Backend):
         self._losses: Losses | None = None
 
     @staticmethod
-    def _load(programs: tuple[str, ...], futex_number: int) -> libbpf.Object:
+    def _load(programs: tuple[str, ...], machine: str) -> tuple[libbpf.Object, tuple[str, ...]]:
+        """The object and its programs, with the cheapest hooks and the best argument that this kernel offers."""
         path = probes.path("bpf", "perfscope.bpf.o")
-        try:
-            return libbpf.Object(path, programs, struct.pack("<II", futex_number, 1))  # futex_nr, has_prev_state
-        except CollectorError as error:
-            if error.hint:
-                raise
-            return libbpf.Object(path, programs, struct.pack("<II", futex_number, 0))
+        targets = dict.fromkeys(FUTEX_HOOKS, FUTEX_FUNCTION[machine])
+        refused: CollectorError | None = None
+        for hooks in (FUTEX_HOOKS, SYSCALL_HOOKS):  # some hosts forbid hooks in functions
+            for has_prev_state in (1, 0):
+                wanted = (*programs, *hooks)
+                try:
+                    constants = struct.pack("<II", FUTEX_NUMBER[machine], has_prev_state)
+                    return libbpf.Object(path, wanted, constants, targets), wanted
+                except CollectorError as error:
+                    refused = error
+        assert refused is not None
+        raise refused
 
     @property
     def version(self) -> str:
@@ -88,8 +96,9 @@ class LibbpfBackend(Backend):
     def follow(self, thread: Thread) -> bool:
         op, address = thread.wait or (0, 0)
         start = time.monotonic_ns() if thread.wait else 0
+        early = self._early if thread.wait else 0
         wake = time.monotonic_ns() if thread.state == 0 else 0
-        entry = THREAD.pack(0, wake, start, address, thread.tgid, thread.state, 0, 0, op, 0, 0, 0)
+        entry = THREAD.pack(0, wake, start, address, thread.tgid, thread.state, 0, 0, op | early, 0, 0, 0)
         return self._threads.add(struct.pack("<I", thread.tid), entry)
 
     def forget(self, tid: int) -> None:
@@ -111,7 +120,7 @@ class LibbpfBackend(Backend):
             self._write_open()
         finally:
             o = self._object
-            self._losses = Losses(o.counter(0), o.counter(1), o.counter(2))
+            self._losses = self._count()
             for ring in self._rings:
                 ring.close()
             o.close()
@@ -131,7 +140,8 @@ class LibbpfBackend(Backend):
             write_all(file.fileno(), np.frombuffer(requests, np.uint8))
 
     def losses(self) -> Losses:
-        if self._losses is not None:
-            return self._losses
+        return self._losses if self._losses is not None else self._count()
+
+    def _count(self) -> Losses:
         o = self._object
-        return Losses(o.counter(0), o.counter(1), o.counter(2))
+        return Losses(o.counter(0), o.counter(1), o.counter(2), missed=max(o.counter(3), o.missed_runs()))

@@ -6,7 +6,7 @@ import ctypes as c
 import errno
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bpf_object__find_program_by_name": (_P, [_P, c.c_char_p]),
     "bpf_program__name": (c.c_char_p, [_P]),
     "bpf_program__set_autoload": (c.c_int, [_P, c.c_bool]),
+    "bpf_program__set_attach_target": (c.c_int, [_P, c.c_int, c.c_char_p]),
+    "bpf_program__fd": (c.c_int, [_P]),
     "bpf_program__attach": (_P, [_P]),
     "bpf_program__attach_tracepoint_opts": (_P, [_P, c.c_char_p, c.c_char_p, _P]),
     "bpf_link__destroy": (c.c_int, [_P]),
@@ -88,6 +90,14 @@ def _fail(what: str, error: int) -> CollectorError:
     return CollectorError(f"{what}: {os.strerror(error)}" + (f" ({detail})" if detail else ""), hint=hint)
 
 
+def missed_runs(program_fd: int) -> int:
+    """How often the kernel skipped a program because it, or one that may not nest with it, ran on that CPU (5.12)."""
+    for line in Path(f"/proc/self/fdinfo/{program_fd}").read_text().splitlines():
+        if line.startswith("recursion_misses:"):
+            return int(line.split()[1])
+    return 0
+
+
 class Map:
     """A BPF map, its keys and values as bytes."""
 
@@ -121,21 +131,27 @@ class Map:
 class Object:
     """A loaded BPF object. Links and maps are file descriptors of this process: its death detaches everything."""
 
-    def __init__(self, path: Path, programs: Iterable[str], constants: bytes = b"") -> None:
-        """Loads only `programs`. constants: the bytes its .rodata begins with.
+    def __init__(
+        self, path: Path, programs: Iterable[str], constants: bytes = b"", targets: Mapping[str, str] | None = None
+    ) -> None:
+        """Loads only `programs`. constants: the bytes its .rodata begins with; targets: program -> kernel function.
 
         Raises CollectorError with what libbpf or the verifier said.
         """
         lib = library()
         _log.clear()
         self._links: list[int] = []
+        self._fds: list[int] = []
         self._object = lib.bpf_object__open_file(os.fsencode(path), None)
         if not self._object:
             raise _fail(f"{path}: can't be opened", c.get_errno())
         wanted = set(programs)
         program = lib.bpf_object__next_program(self._object, None)
         while program:
-            lib.bpf_program__set_autoload(program, lib.bpf_program__name(program).decode() in wanted)
+            name = lib.bpf_program__name(program).decode()
+            lib.bpf_program__set_autoload(program, name in wanted)
+            if name in wanted and targets and name in targets:
+                lib.bpf_program__set_attach_target(program, 0, targets[name].encode())
             program = lib.bpf_object__next_program(self._object, program)
         if constants:
             size = c.c_size_t()
@@ -145,6 +161,9 @@ class Object:
         if result:
             self.close()
             raise _fail(f"{path.name}: can't be loaded", -result)
+        self._fds = [
+            lib.bpf_program__fd(lib.bpf_object__find_program_by_name(self._object, name.encode())) for name in wanted
+        ]
 
     def _find_map(self, name: str) -> int:
         found: int | None = library().bpf_object__find_map_by_name(self._object, name.encode())
@@ -159,6 +178,10 @@ class Object:
         """Value of the object's `lost` array at that index."""
         value = self.map("lost").get(struct.pack("<I", index))
         return int.from_bytes(value, "little") if value else 0
+
+    def missed_runs(self) -> int:
+        """How often the kernel skipped a program."""
+        return sum(missed_runs(fd) for fd in self._fds)
 
     def attach(self, program: str) -> None:
         self._link(program, lambda p: library().bpf_program__attach(p))

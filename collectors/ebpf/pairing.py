@@ -55,7 +55,7 @@ def starting_rows(followed: Iterable[tuple[int, Thread]]) -> Records:
 def pair(source: Path, target: Path, followed: Iterable[tuple[int, Thread]]) -> set[int]:
     """Reads unpaired events from `source` and writes paired ones to `target`.
 
-    Returns the ids of threads that got a CPU without having left one: a switch of theirs was missed.
+    Returns the ids of threads that got a CPU without having left one, or left one twice: a switch was missed.
     """
     broken: set[int] = set()
     carry = np.empty(0, EVENT)
@@ -128,6 +128,9 @@ def _pair_piece(carry: Records, events: Records, broken: set[int]) -> tuple[Reco
     from_ = off[at]
     broken.update(np.unique(rows["tid"][at[from_ <= before_on[at]]]).tolist())
     at, from_ = at[from_ > before_on[at]], from_[from_ > before_on[at]]
+    previous = _before(off, first)
+    again = np.isin(kind, (OFF, DEATH)) & mine & (previous > on) & np.isin(kind[previous], (OFF, FORK))
+    broken.update(np.unique(rows["tid"][again]).tolist())
     sched = np.zeros(len(at), EVENT)
     for name in ("time", "tgid", "tid", "extra", "cpu"):
         sched[name] = rows[name][at]

@@ -54,6 +54,8 @@ SCHED, WAIT, FORK, EXEC, DEATH, SWITCH, WAKING, WAKE, FUTEX_IN, FUTEX_OUT, ALIVE
 CPU), b: runnable since, other: waker, value: state, extra: records lost, cpu: 1 if it ever switched."""
 
 OP_TIMED = 0x80000000
+NO_RESULT = -(2**31)
+"""WAIT.value where the call's result isn't known."""
 NEWBORN = 0x10000
 UNKNOWN = 0x20000
 LETTERS = ("R", "S", "D", "T", "X", "N", "I", "?")

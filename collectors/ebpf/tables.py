@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from perfscope.collectors.ebpf.gil import KINDS, WaitKinds
-from perfscope.collectors.ebpf.records import ALIVE, LETTERS, SCHED, WAIT, Records, state_codes
+from perfscope.collectors.ebpf.records import ALIVE, LETTERS, NO_RESULT, SCHED, WAIT, Records, state_codes
 from perfscope.collectors.ebpf.threads import Life, Lives
 from perfscope.model.session import SessionWriter
 
@@ -141,7 +141,7 @@ def append_waits(writer: SessionWriter, events: Records, window: Window, kinds: 
             "kind": _category(kinds.of(chosen), KINDS),
             "address": chosen["b"],
             "waker_tid": _masked(chosen["other"].astype(np.int32), open_ | (chosen["other"] == 0), pa.int32()),
-            "result": _masked(chosen["value"], open_, pa.int32()),
+            "result": _masked(chosen["value"], open_ | (chosen["value"] == NO_RESULT), pa.int32()),
         },
     )
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause)
 // Scheduling, futex waits, births and deaths of the recorded threads, and every block request.
 // CO-RE: offsets and enumerators come from the running kernel's BTF at load. Every program is a BTF-typed
-// tracepoint, so neither tracefs nor kernel headers are needed.
+// tracepoint or kernel function, so neither tracefs nor kernel headers are needed.
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
@@ -35,7 +35,9 @@ const volatile u32 has_prev_state = 1;	/* sched_switch has a fourth argument (5.
 #define TASK_DEAD 0x80
 #define NEWBORN 0x10000
 
-enum { LOST_EVENTS, LOST_BLOCK, UNTRACKED };
+enum { LOST_EVENTS, LOST_BLOCK, UNTRACKED, MISSED };
+#define OP_EARLY 0x40000000	/* in wait_op: already waiting when it began to be followed */
+#define NO_RESULT (-2147483647 - 1)
 
 struct thread {
 	u64 off, wake, wait_start, wait_address;
@@ -92,6 +94,26 @@ static __always_inline u32 state_of(struct task_struct *task)
 	return ((struct task_struct___old *)task)->state;
 }
 
+static __always_inline void missed(struct thread *t)
+{
+	t->lost++;
+	count_lost(MISSED);
+}
+
+static __always_inline void end_wait(struct thread *t, u32 tid, u64 now, int result)
+{
+	struct event *e = record(WAIT, now, t->tgid, tid);
+	if (e) {
+		e->a = t->wait_start;
+		e->b = t->wait_address;
+		e->other = result && result != NO_RESULT ? 0 : t->last_waker ? t->last_waker : t->waker;
+		e->value = result;
+		e->extra = t->wait_op & ~OP_EARLY;
+		submit(e);
+	}
+	t->wait_start = 0;
+}
+
 SEC("tp_btf/sched_switch")
 int on_switch(u64 *ctx)
 {
@@ -103,6 +125,8 @@ int on_switch(u64 *ctx)
 	if (p) {
 		/* The argument is what the scheduler decided on; the field may already say "being woken". */
 		u32 state = has_prev_state ? (u32)ctx[3] : state_of(prev);
+		if (p->off)	/* it got the CPU unseen */
+			missed(p);
 		if (state_of(prev) & TASK_DEAD) {
 			struct event *e = record(DEATH, now, p->tgid, out);
 			if (e) {
@@ -120,6 +144,8 @@ int on_switch(u64 *ctx)
 	}
 	struct thread *n = find(in);
 	if (n) {
+		if (!n->off && n->seen)	/* it left the CPU unseen */
+			missed(n);
 		struct event *e = record(SCHED, now, n->tgid, in);
 		if (e) {
 			e->a = n->off;
@@ -131,8 +157,11 @@ int on_switch(u64 *ctx)
 		} else {
 			n->lost++;
 		}
-		if (n->state)
+		if (n->state) {
 			n->last_waker = n->waker;
+			if (n->wait_op & OP_EARLY && n->wait_start)
+				end_wait(n, in, now, NO_RESULT);
+		}
 		n->waker = 0;
 		n->off = 0;
 		n->seen = 1;
@@ -215,35 +244,60 @@ int BPF_PROG(on_exec, struct task_struct *task, int old)
 	return 0;
 }
 
-/* futex(2). A wait is one call: CPython's wait for the GIL is many, each with a timeout. */
-SEC("tp_btf/sys_enter")
-int BPF_PROG(on_sys_enter, void *regs, long nr)
+/* futex(2). A wait is one call: CPython's wait for the GIL is many, each with a timeout. The call's own function is
+ * hooked where that is possible, as the tracepoints of system calls slow down each one of every process; a thread that
+ * sits in the call already does not return through the hook: the switch that ends its sleep ends its wait. */
+static __always_inline int enter(u64 address, u64 op, u64 timeout)
 {
-	if (nr != futex_nr)
+	u32 command = op & 0x7f;	/* wait, lock-pi, wait-bitset, wait-requeue-pi, lock-pi2 */
+	if (command != 0 && command != 6 && command != 9 && command != 11 && command != 13)
 		return 0;
 	struct thread *t = find((u32)bpf_get_current_pid_tgid());
 	if (!t)
 		return 0;
-	u64 address = 0, op = 0, timeout = 0;
-	struct pt_regs___x86 *x = regs;
-	struct pt_regs___arm64 *a = regs;
-	if (bpf_core_field_exists(x->di)) {
-		address = BPF_CORE_READ(x, di);
-		op = BPF_CORE_READ(x, si);
-		timeout = BPF_CORE_READ(x, r10);
-	} else if (bpf_core_field_exists(a->regs)) {
-		address = BPF_CORE_READ(a, regs[0]);
-		op = BPF_CORE_READ(a, regs[1]);
-		timeout = BPF_CORE_READ(a, regs[3]);
-	}
-	u32 command = op & 0x7f;	/* wait, lock-pi, wait-bitset, wait-requeue-pi, lock-pi2 */
-	if (command != 0 && command != 6 && command != 9 && command != 11 && command != 13)
-		return 0;
 	t->wait_start = bpf_ktime_get_ns();
 	t->wait_address = address;
-	t->wait_op = (u32)op | (timeout ? OP_TIMED : 0);
+	t->wait_op = (op & 0xffff) | (timeout ? OP_TIMED : 0);
 	t->waker = t->last_waker = 0;
 	return 0;
+}
+
+static __always_inline int leave(long result)
+{
+	u32 tid = (u32)bpf_get_current_pid_tgid();
+	struct thread *t = find(tid);
+	if (t && t->wait_start)
+		end_wait(t, tid, bpf_ktime_get_ns(), result);
+	return 0;
+}
+
+static __always_inline int enter_by(void *regs)
+{
+	struct pt_regs___x86 *x = regs;
+	struct pt_regs___arm64 *a = regs;
+	if (bpf_core_field_exists(x->di))
+		return enter(x->di, x->si, x->r10);
+	if (bpf_core_field_exists(a->regs))
+		return enter(a->regs[0], a->regs[1], a->regs[3]);
+	return 0;
+}
+
+SEC("fentry/__x64_sys_futex")	/* the loader puts the machine's own name there */
+int BPF_PROG(on_futex, void *regs)
+{
+	return enter_by(regs);
+}
+
+SEC("fexit/__x64_sys_futex")
+int BPF_PROG(on_futex_return, void *regs, long result)
+{
+	return leave(result);
+}
+
+SEC("tp_btf/sys_enter")
+int BPF_PROG(on_sys_enter, void *regs, long nr)
+{
+	return nr == futex_nr ? enter_by(regs) : 0;
 }
 
 SEC("tp_btf/sys_exit")
@@ -253,26 +307,10 @@ int BPF_PROG(on_sys_exit, void *regs, long result)
 	struct pt_regs___arm64 *a = regs;
 	u32 nr = 0;
 	if (bpf_core_field_exists(x->orig_ax))
-		nr = BPF_CORE_READ(x, orig_ax);
+		nr = x->orig_ax;
 	else if (bpf_core_field_exists(a->syscallno))
-		nr = BPF_CORE_READ(a, syscallno);
-	if (nr != futex_nr)
-		return 0;
-	u32 tid = (u32)bpf_get_current_pid_tgid();
-	struct thread *t = find(tid);
-	if (!t || !t->wait_start)
-		return 0;
-	struct event *e = record(WAIT, bpf_ktime_get_ns(), t->tgid, tid);
-	if (e) {
-		e->a = t->wait_start;
-		e->b = t->wait_address;
-		e->other = result ? 0 : t->last_waker ? t->last_waker : t->waker;
-		e->value = result;
-		e->extra = t->wait_op;
-		submit(e);
-	}
-	t->wait_start = 0;
-	return 0;
+		nr = a->syscallno;
+	return nr == futex_nr ? leave(result) : 0;
 }
 
 /* Block requests. Keyed by the request itself, so merging and partial completion can't confuse them. */
