@@ -1,6 +1,6 @@
 """Decoding with a small random-weight transformer in plain torch, batch 1: host-bound, as unfused decoding is.
 
-Expected: launch-bound, naming the line of the model that launches most; sync-in-loop is not the cause (one read a token).
+Expected: launch-bound, naming a line of the model. One read a token (sync-in-loop) is not the cause.
 """
 
 import math
