@@ -129,7 +129,8 @@ def _child(path: str, out: str) -> int:
         part = report.range_by_idx(range_index)
         measured = [_launch(part.action_by_idx(i)) for i in range(part.num_actions())]
         launches += [launch.to_json() for launch in measured if launch]
-    Path(out).write_text(json.dumps(launches), encoding="utf-8")
+    # Damaged names may hold what is no text: that becomes a question mark.
+    Path(out).write_bytes(json.dumps(launches, ensure_ascii=False).encode(errors="replace"))
     return 0
 
 
@@ -157,7 +158,7 @@ def _launch(action: Any) -> Launch | None:
 def _dims(launch: Launch, prefix: str) -> tuple[int, int, int] | None:
     values = [launch.metrics.get(prefix + axis) for axis in "xyz"]
     x, y, z = (None if value is None else int(value[0]) for value in values)
-    return None if x is None or y is None or z is None else (x, y, z)
+    return None if x is None or y is None or z is None or not all(0 <= n < 1 << 31 for n in (x, y, z)) else (x, y, z)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Reports of Nsight Compute: three forms of one measurement against each other, and damaged ones."""
 
 import random
+import shutil
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from ncu_helpers import session_of, unpacked
 from perfscope.collectors import ncu
 from perfscope.collectors.ncu import binaryreport, container, textreport
 from perfscope.collectors.ncu.launches import to_base
+from perfscope.diagnosis.engine import diagnose
 from perfscope.errors import InputError
 from perfscope.model.kernels import kernel_key
 from perfscope.model.session import Session
@@ -162,12 +164,14 @@ def test_a_damaged_report_is_an_error_or_is_read_in_part(files, tmp_path, seed):
     file = tmp_path / "damaged.ncu-rep"
     file.write_bytes(b"NVR\0" + _damaged(files["kernels.ncu-rep"].read_bytes(), seed)[4:])
     try:
-        launches, report = ncu.read(file)
+        session = session_of(file, tmp_path)
     except InputError as error:
         assert "damaged.ncu-rep" in str(error)
     else:
-        assert len(launches) <= 14
-        assert len(launches) == 14 or report.status == "partial"
+        report = session.info.collectors["ncu"]
+        assert report.events <= 14
+        assert report.events == 14 or report.status == "partial"
+        diagnose(session)
 
 
 @pytest.mark.parametrize("name", ["kernels_raw.csv", "kernels_details.csv", "llm_raw.csv"])
@@ -176,12 +180,14 @@ def test_a_damaged_report_is_an_error_or_is_read_in_part(files, tmp_path, seed):
 def test_a_damaged_csv_is_an_error_or_is_read_in_part(files, tmp_path, name, seed):
     file = tmp_path / "damaged.csv"
     file.write_bytes(_damaged(files[name].read_bytes(), seed))
+    path = tmp_path / "damaged.csv.perfscope"
+    shutil.rmtree(path, ignore_errors=True)
     try:
-        launches, _ = ncu.read(file)
+        session = session_of(file, tmp_path)
     except InputError as error:
         assert "damaged.csv" in str(error)
     else:
-        assert all(value == value for launch in launches for value, _ in launch.metrics.values())
+        diagnose(session)
 
 
 def test_a_reader_that_crashes_costs_the_file_only(files, monkeypatch):
