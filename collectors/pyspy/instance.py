@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import re
 import shutil
@@ -17,17 +16,10 @@ from pathlib import Path
 
 from perfscope import procfs
 from perfscope.clock import ClockMap, realtime_offset
+from perfscope.collectors.pyspy.anchor import log_stamp, measure
 from perfscope.errors import CollectorError
 
-ANCHOR_ERROR_NS = 700_000
-"""Bound on how far py-spy's zero lies from its "config Config" log line: -0.64..+0.20 ms over idle and loaded runs
-of 0.4.3 at 100..1000 Hz, rounded up."""
-STEP_NS = 100_000
-"""Two measurements of the wall clock's offset this far apart have a step between them (slewing moves it far less)."""
-
-_CONFIG = re.compile(r"\[(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.(\d{9})Z INFO +py_spy::config\] config Config")
 _WROTE = re.compile(r"Samples: (\d+) Errors: (\d+)")
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def binary() -> str:
@@ -89,6 +81,7 @@ class Instance:
         self.gil = gil
         self.pauses = not gil and (native or blocking)
         self.clock: ClockMap | None = None
+        self._config_wall_ns: int | None = None
         self.sampling_ns: int | None = None
         self.ended_ns: int | None = None
         self.until_ns: int | None = None
@@ -98,6 +91,7 @@ class Instance:
         self.cpu_ns = 0
         self.starved_ns = 0
         self._attach_cpu_ns: int | None = None
+        self._looking: list[tuple[int, int]] = []
         self._behind = 0
         self._words: deque[str] = deque(maxlen=60)
         argv = [binary(), "record", "--pid", str(pid), "--rate", str(rate_hz), "--threads", "--output", str(output)]
@@ -134,8 +128,8 @@ class Instance:
         *lines, self._rest = (self._rest + self._log.read()).split(b"\n")
         for raw in lines:
             line = raw[:2000].decode("utf-8", "replace")
-            if self.clock is None and (match := _CONFIG.match(line)):
-                self.clock = self._anchor(match, now)
+            if self.clock is None and line.startswith("["):
+                self._anchor(line, now)
             elif self.sampling_ns is None and "Sampling process" in line:
                 self.sampling_ns = now
             elif match := _WROTE.search(line):
@@ -145,33 +139,22 @@ class Instance:
             if line.strip() and not line.startswith(" "):
                 self._words.append(line)
 
-    def _anchor(self, match: re.Match[str], seen_ns: int) -> ClockMap:
-        """Clock map from the log line, whose wall-clock stamp is turned with an offset measured around this moment.
-
-        The line was written between `began_ns` and `seen_ns`: where the wall clock steps just then, only the offset
-        from the right side of the step puts the line there.
-        """
-        whole = datetime.datetime.fromisoformat(match[1] + "+00:00") - _EPOCH
-        wall_ns = (whole.days * 86400 + whole.seconds) * 10**9 + int(match[2])
-        before, after = self._offset, realtime_offset()
-        resolution = 10**9 // self.rate_hz
-        fitting = [
-            (wall_ns - offset, error)
-            for offset, error in (before, after)
-            if self.began_ns - error <= wall_ns - offset <= seen_ns + error
-        ]
-        moved = abs(before[0] - after[0])
-        if len(fitting) == 1 or (fitting and moved < STEP_NS):
-            zero, error = fitting[0]
-            error += moved if moved < STEP_NS else 0
-            return ClockMap(
-                "pyspy-instant", zero, ANCHOR_ERROR_NS + error, 1000.0, resolution,
-                "wall-clock stamp of py-spy's configuration log line, against CLOCK_MONOTONIC at that moment",
-            )  # fmt: skip
-        return ClockMap(
-            "pyspy-instant", (self.began_ns + seen_ns) // 2, (seen_ns - self.began_ns) // 2 + ANCHOR_ERROR_NS, 1000.0,
-            resolution, "the wall clock stepped while py-spy started: middle of its start and its first word",
-        )  # fmt: skip
+    def _anchor(self, line: str, now: int) -> None:
+        """Takes the two log lines between which py-spy begins to count time."""
+        stamp = log_stamp(line)
+        if stamp is None or self.gil:
+            return
+        if self._config_wall_ns is None:
+            if "config Config" in line:
+                self._config_wall_ns = stamp[0]
+            return
+        self.clock = measure(
+            self.own_pid,
+            (self._config_wall_ns, stamp[0]),
+            (self._offset, realtime_offset()),
+            (self.began_ns, now),
+            10**9 // self.rate_hz,
+        )
 
     @property
     def behind(self) -> int:
@@ -182,13 +165,23 @@ class Instance:
     def sampling_cpu_ns(self) -> int:
         return 0 if self._attach_cpu_ns is None else self.cpu_ns - self._attach_cpu_ns
 
+    @property
+    def looking_share(self) -> float | None:
+        """Share of one core that its looks take; None if it wasn't watched for long enough."""
+        if len(self._looking) < 2:
+            return None
+        (began, before), (ended, after) = self._looking[0], self._looking[-1]
+        return (after - before) / (ended - began)
+
     def watch(self) -> None:
         """Reads py-spy's own CPU time so far."""
         if self._popen.returncode is None and (stat := procfs.read_stat(self.own_pid)) is not None:
             ticks = stat.user_ticks + stat.system_ticks
             self.cpu_ns = max(self.cpu_ns, ticks * 10**9 // os.sysconf("SC_CLK_TCK"))
-            waits = (procfs.schedstat(self.own_pid, tid) for tid in procfs.threads(self.own_pid))
-            self.starved_ns = max(self.starved_ns, sum(w.runnable_ns for w in waits if w is not None))
+            times = [procfs.schedstat(self.own_pid, tid) for tid in procfs.threads(self.own_pid)]
+            self.starved_ns = max(self.starved_ns, sum(t.runnable_ns for t in times if t is not None))
+            if self.sampling_ns is not None:
+                self._looking[1:] = [(time.monotonic_ns(), sum(t.cpu_ns for t in times if t is not None))]
         if self._attach_cpu_ns is None and self.sampling_ns is not None:
             self._attach_cpu_ns = self.cpu_ns
 

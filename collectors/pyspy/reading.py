@@ -80,7 +80,7 @@ class Reading:
             self.problems.append(f"{instance.output.name} can't be read {where}")
         if not slices.events:
             return until
-        self._clocks.append(clock)
+        self._clocks.append(_with_looks(clock, instance.looking_share))
         first = clock.to_mono(slices.first_ts)
         if instance.until_ns is not None:
             until = min(until, instance.until_ns)
@@ -204,3 +204,15 @@ class Reading:
         if self._dead:
             notes.append(f"threads that died: {self._dead}; their last stacks are cut where /proc last showed them")
         return notes
+
+
+def _with_looks(clock: ClockMap, share: float | None) -> ClockMap:
+    """A look is stamped when it is over: what it saw lies up to its duration earlier, measured by py-spy's CPU time."""
+    if share is None:
+        return clock
+    look_ns = round(share * clock.resolution_ns)
+    return dataclasses.replace(
+        clock,
+        error_ns=clock.error_ns + look_ns,
+        method=f"{clock.method}; bound: that, and the {look_ns / 1e3:.0f} us that a look takes before it is stamped",
+    )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-import time
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfscope.clock import ClockMap
 from perfscope.collectors.base import Options
-from perfscope.collectors.pyspy import PySpyCollector, checks, instance
+from perfscope.collectors.pyspy import PySpyCollector, checks
+from perfscope.collectors.pyspy.anchor import STAMP_NS, measure
 from perfscope.collectors.pyspy.budget import SHARE, Budget
 from perfscope.collectors.pyspy.frames import make_frame
-from perfscope.collectors.pyspy.instance import Instance, explain
+from perfscope.collectors.pyspy.instance import explain
 from perfscope.collectors.pyspy.rows import share_out
 from perfscope.collectors.pyspy.torn import TornJudge
 from perfscope.errors import CollectorError
@@ -148,24 +151,44 @@ def test_budget_lowers_the_rate_once_it_is_over_and_not_for_a_start() -> None:
     assert SHARE == 0.25
 
 
-def test_the_clock_anchor_survives_a_step_of_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    def anchored(stepped_before_the_line: bool) -> tuple[int, int, int]:
-        made = Instance.__new__(Instance)
-        made.rate_hz, made.began_ns = 100, time.monotonic_ns()
-        offset, step = 1_700_000_000 * 10**9, 30 * 10**9
-        made._offset = (offset, 50)
-        monkeypatch.setattr(instance, "realtime_offset", lambda: (offset + step, 50))
-        line = made.began_ns + 5_000_000
-        wall = line + offset + (step if stepped_before_the_line else 0)
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(wall // 10**9)) + f".{wall % 10**9:09d}Z"
-        match = instance._CONFIG.match(f"[{stamp} INFO  py_spy::config] config Config {{")
-        assert match
-        clock = made._anchor(match, line + 2_000_000)
-        return clock.offset_ns, line, clock.error_ns
+def test_the_clock_anchor_survives_a_step_of_the_wall_clock() -> None:
+    offset, step, began = 1_700_000_000 * 10**9, 30 * 10**9, 5_000_000_000
+    zero = began + 5_000_000
 
-    for before in (True, False):
-        zero, line, error = anchored(before)
-        assert zero == line and error < 1_000_000
+    def anchored(first_step: int, second_step: int) -> ClockMap:
+        walls = (zero - 400_000 + offset + first_step, zero + 600_000 + offset + second_step)
+        offsets = ((offset, 50), (offset + step, 60))
+        return measure(2**22 + 1, walls, offsets, (began, began + 20_000_000), 10_000_000)  # no such process
+
+    for both in (0, step):
+        clock = anchored(both, both)
+        assert abs(clock.offset_ns - zero) <= clock.error_ns < 600_000
+    between = anchored(0, step)
+    assert abs(between.offset_ns - zero) <= between.error_ns == 10_000_001 + STAMP_NS
+    assert "stepped" in between.method
+
+
+def test_only_a_single_instant_in_the_bracket_is_taken_for_the_zero() -> None:
+    second, first, other = 123_456, 400_000_123, 400_500_000
+    keeper = subprocess.Popen(
+        [sys.executable, "-c", "import struct, sys; made = bytearray(struct.pack('<qiiqiiqii', "
+         f"{second}, {first}, 7, {second}, {other}, 0, {second}, 2000000000, 0)); print(flush=True); input()"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert keeper.stdout is not None
+        keeper.stdout.readline()
+        base = second * 10**9
+
+        def found(start: int, end: int) -> ClockMap:
+            return measure(keeper.pid, (start, end), ((0, 10), (0, 10)), (0, 2 * base), 1)
+
+        exact = found(base + 400_000_000, base + 400_400_000)
+        assert exact.offset_ns == base + first and exact.error_ns == STAMP_NS and "memory" in exact.method
+        two = found(base + 400_000_000, base + 400_600_000)
+        assert two.offset_ns == base + 400_300_000 and two.error_ns >= 300_000
+    finally:
+        keeper.communicate(b"\n")
 
 
 @pytest.mark.parametrize(
