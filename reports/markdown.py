@@ -6,8 +6,8 @@ import re
 
 from perfscope.model.finding import Diagnosis, Finding
 from perfscope.model.session import Session
-from perfscope.reports.terminal import clock_words, evidence_words, gap_words, outcome_words, where_words
-from perfscope.reports.units import duration, percent, printable
+from perfscope.reports.terminal import evidence_words, gap_words, outcome_words, where_words
+from perfscope.reports.units import clocks, duration, percent, printable
 
 _SPECIAL = re.compile(r"[\\`*_\[\]<>#|~&@]|(?<=:)/(?=/)|(?<=www)\.")
 
@@ -19,7 +19,7 @@ def diagnosis(diagnosis: Diagnosis, session: Session) -> str:
         f"## perfscope: {_escape(session.path.name)}",
         "",
         f"{duration(info.stop_ns - info.start_ns)} of {_code(' '.join(info.command) or 'running processes')}  ",
-        f"clocks: {_escape(', '.join(clock_words(name, clock) for name, clock in info.clocks.items()) or 'none')}",
+        f"clocks: {_escape(clocks(info))}",
         *(f"  \nmissing: {_escape(gap)}" for gap in gap_words(info)),
         "",
     ]

@@ -11,11 +11,10 @@ from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
-from perfscope.clock import ClockMap
 from perfscope.model.finding import Diagnosis, Evidence, Finding, Severity, Verdict, Where
 from perfscope.model.info import CollectorReport, SessionInfo
 from perfscope.model.session import Session
-from perfscope.reports.units import count, duration, measure, percent, plural, printable, size
+from perfscope.reports.units import clock_words, clocks, count, duration, measure, percent, plural, printable, size
 
 _WIDTH = 110
 """Nothing is set wider than this, so that a line can still be followed on a wide terminal."""
@@ -64,7 +63,7 @@ def print_headline(session: Session, console: Console) -> None:
     )
     _show(console, head)
     line = _grid(2)
-    line.add_row(_dim("clocks"), _text(_clocks(info)))
+    line.add_row(_dim("clocks"), _text(clocks(info)))
     line.add_row(_dim("lost"), _text(_losses(info)))
     line.add_row(_dim("own cost"), _text(_own_cost(info)))
     _show(console, line)
@@ -116,13 +115,6 @@ def gap_words(info: SessionInfo) -> list[str]:
         for name, report in info.collectors.items()
         if report.status in ("partial", "failed")
     ]
-
-
-def clock_words(source: str, clock: ClockMap) -> str:
-    """`pyspy ±640 us (a look every 10.0 ms)`, `ebpf exact`."""
-    error = "exact" if clock.error_ns == 0 else f"±{duration(clock.error_ns)}"
-    looks = f" (a look every {duration(clock.resolution_ns)})" if clock.resolution_ns else ""
-    return f"{source} {error}{looks}"
 
 
 def where_words(where: Where) -> str:
@@ -222,13 +214,6 @@ def _what_ran(session: Session) -> str:
 
 def _short(command: str, limit: int = 48) -> str:
     return command if len(command) <= limit else command[: limit - 1] + "…"
-
-
-def _clocks(info: SessionInfo) -> str:
-    """The clocks of the sources that have something in the session."""
-    silent = {name for name, report in info.collectors.items() if report.status in ("failed", "unavailable")}
-    words = [clock_words(name, clock) for name, clock in info.clocks.items() if name not in silent]
-    return ", ".join(words) or "none recorded"
 
 
 def _losses(info: SessionInfo) -> str:

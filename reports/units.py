@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import unicodedata
 
+from perfscope.clock import ClockMap
+from perfscope.model.info import SessionInfo
+
 _TIME_UNITS = (
     (7200 * 10**9, 3600 * 10**9, "h"),
     (120 * 10**9, 60 * 10**9, "min"),
@@ -93,3 +96,17 @@ def size(value: float) -> str:
 def plural(number: int, noun: str) -> str:
     """`1 thread`, `14 threads`."""
     return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def clock_words(source: str, clock: ClockMap) -> str:
+    """`pyspy ±640 us (a look every 10.0 ms)`, `ebpf exact`."""
+    error = "exact" if clock.error_ns == 0 else f"±{duration(clock.error_ns)}"
+    looks = f" (a look every {duration(clock.resolution_ns)})" if clock.resolution_ns else ""
+    return f"{source} {error}{looks}"
+
+
+def clocks(info: SessionInfo) -> str:
+    """The clocks of the sources that have something in the session."""
+    silent = {name for name, report in info.collectors.items() if report.status in ("failed", "unavailable")}
+    words = [clock_words(name, clock) for name, clock in info.clocks.items() if name not in silent]
+    return ", ".join(words) or "none recorded"

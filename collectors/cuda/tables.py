@@ -68,7 +68,7 @@ def _stack_ids(spool: Spool, table: StackTable) -> Ints:
                 frame = (
                     Frame("python", "[unknown code]")
                     if code is None
-                    else Frame("python", code.name.rpartition(".")[2] or code.name, code.file, code.line(instruction))
+                    else Frame("python", code.name, code.file, code.line(instruction))
                 )
                 frames[code_id, instruction] = frame
             parent = table.push(parent, table.frame(frame))

@@ -61,7 +61,7 @@ def command(
             f"no thread matches {thread!r} in what is selected",
             hint=f"the threads are: {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}",
         )
-    text = _render(tree, format_, _weight(tree, weight, opened))
+    text = _render(tree, format_, _weight(tree, weight, opened), opened)
     if output == "-":
         write_data(text)
         return
@@ -103,10 +103,12 @@ def _weight(tree: CallTree, wanted: str | None, session: Session) -> str:
     return wanted
 
 
-def _render(tree: CallTree, format_: str, weight: str) -> str:
+def _render(tree: CallTree, format_: str, weight: str, session: Session) -> str:
     from perfscope.reports import flame, folded, speedscope
+    from perfscope.reports.units import clocks
 
     if format_ == "html":
+        tree.notes.insert(0, f"clocks: {clocks(session.info)}")
         return flame.page(tree, weight=weight)
     if format_ == "speedscope":
         return speedscope.text(tree, weight) + "\n"

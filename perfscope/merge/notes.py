@@ -18,12 +18,9 @@ _NAMED_THREADS = 5
 def notes_on(session: Session, facts: Facts, threads: Sequence[ThreadInfo], rows: npt.NDArray[np.int64]) -> list[str]:
     """Notes on a tree of these threads, made of these rows of the facts' times."""
     notes = []
-    for source, clock in sorted(session.info.clocks.items()):
-        looks = f", looks about every {clock.resolution_ns / 1e6:g} ms" if clock.resolution_ns else ""
-        notes.append(f"{source}: clock good to ±{clock.error_ns / 1e6:g} ms{looks}")
     for name, report in sorted(session.info.collectors.items()):
         if report.lost_events:
-            notes.append(f"{name}: {report.lost_events} events lost")
+            notes.append(f"{name}: {report.lost_events:,} events lost")
         if report.status in ("partial", "failed") and report.why:
             notes.append(f"{name}: {report.status}: {report.why}")
     timed = [t for t in threads if t.tid != NOBODY and t.end_ns > t.start_ns]

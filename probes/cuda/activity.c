@@ -197,6 +197,8 @@ static void write_record(const CUpti_Activity *record)
 	}
 	case CUPTI_ACTIVITY_KIND_MEMORY2: {
 		const CUpti_ActivityMemory3 *m = (const void *)record;
+		if (m->memoryKind == CUPTI_ACTIVITY_MEMORY_KIND_DEVICE_STATIC || m->memoryKind == CUPTI_ACTIVITY_MEMORY_KIND_MANAGED_STATIC)
+			break; // a module's globals, tens of thousands of them: no allocation of the program's
 		struct act_memory *r = spool_reserve(ACT_MEMORY, sizeof *r);
 		if (r) {
 			r->time = m->timestamp;
