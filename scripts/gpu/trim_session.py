@@ -3,8 +3,8 @@
     python scripts/gpu/trim_session.py SESSION OUT [--from S] [--seconds S] [--max-kb N] [--force]
 
 Kept is what overlaps the part; threads end at its edges. Figures of whole threads (CPU time by schedstat) don't hold
-for a part and become unknown. Without --from the part is around the middle of the GPU's activity (of the recording, if it
-has none). If the result is larger than --max-kb, the part is halved until it isn't.
+for a part and become unknown. Without --from the part is around the middle of the GPU's activity (of the recording, if
+it has none). If the result is larger than --max-kb, the part is halved until it isn't.
 """
 
 from __future__ import annotations

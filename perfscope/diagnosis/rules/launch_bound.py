@@ -1,7 +1,8 @@
 """launch-bound: the GPU runs dry because the host hasn't launched the next kernel yet.
 
-Lost time is the gaps in the steady part whose next launch was called only after they began, and which no blocking call
-of the launching thread opened (those are sync-in-loop's), less the time in which that thread waited for work itself.
+Lost time is the gaps in the steady part whose next launch was called only after they began, less the time in which the
+launching thread waited for work itself. Of a gap that followed a blocking call of that thread, as much as the call took
+is sync-in-loop's: so far ahead could the thread have been without it.
 gives_back: that time's share of the recording; a host that launched at once could save no more.
 """
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from perfscope.diagnosis.describe import against, by_function, flame, label, observed, seconds
 from perfscope.diagnosis.facts import Facts
-from perfscope.diagnosis.gpu_timeline import MEASURED, Gpu, HostParts, after_sync, host_parts
+from perfscope.diagnosis.gpu_timeline import MEASURED, Gpu, HostParts, after_sync, blocking_calls, host_parts
 from perfscope.diagnosis.gpu_verdict import gpu_name, verdict, where
 from perfscope.diagnosis.intervals import Int64
 from perfscope.diagnosis.thresholds import Limits
@@ -32,12 +33,15 @@ def late_launches(facts: Facts, gpu: Gpu) -> tuple[Int64, HostParts]:
     """ns lost in each gap to the host's launching late, and what the host did before these launches."""
     gaps = gpu.gaps
     late = (gpu.rows.launch[gaps.next] > gaps.start) & (gpu.rows.launch[gaps.next] != NEVER)
-    late &= after_sync(facts, gpu) < 0
     until = np.where(late, gaps.launch, gaps.start)
     parts = host_parts(facts, gpu.pid, gpu.rows.tid[gaps.next], gaps.start, until)
     lost = np.where(late, gaps.end - gaps.launch, 0)
     busy = parts.busy()
     np.add.at(lost, parts.index[busy], parts.ns[busy])
+    call = after_sync(facts, gpu)
+    calls = blocking_calls(facts)
+    held = np.flatnonzero(call >= 0)
+    lost[held] -= np.minimum(lost[held], (calls.end - calls.start)[call[held]])
     return lost, parts
 
 

@@ -1,8 +1,8 @@
 """sync-in-loop: the same code waits for the GPU again and again, which then stands idle until the next launch.
 
 What a synchronisation takes itself is mostly work that it waited for: it costs only the gap that follows it. Lost time
-is these gaps, less the time in which the thread waited for work. Without the waits the thread could run ahead, but not
-finish before its own work, nor before the GPU's: so no more is saved than the steady part less the longer of the two.
+is these gaps, less the time in which the thread waited for work. Without a wait the thread could be ahead by as long as
+the wait took, and no further: so much of the gap after it can be saved; the rest is launch-bound's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from perfscope.diagnosis.describe import against, flame, label, observed, second
 from perfscope.diagnosis.facts import Facts
 from perfscope.diagnosis.gpu_timeline import MEASURED, Gpu, after_sync, blocking_calls, host_parts
 from perfscope.diagnosis.gpu_verdict import gpu_name, verdict, where
-from perfscope.diagnosis.intervals import overlap_ns, union
 from perfscope.diagnosis.thresholds import Limits
 from perfscope.model.finding import Finding, Severity, Verdict
 from perfscope.model.stacks import ROOT
@@ -45,15 +44,13 @@ def _judge(facts: Facts, limits: Limits, gpu: Gpu) -> Finding | str:
         return f"{name}: no wait of the host left it idle"
     (tid, stack), places = max(sites.items(), key=lambda site: int(lost[site[1]].sum()))
     count, after = len(places), int(lost[places].sum())
-    mine = (calls.pid == gpu.pid) & (calls.tid == tid)
-    waited = union(calls.start[mine], calls.end[mine])
-    in_calls = int(overlap_ns(np.array([gpu.start_ns]), np.array([gpu.end_ns]), waited)[0])
-    saved = max(0, min(after, in_calls, gpu.idle_ns))
+    waits = (calls.end - calls.start)[by_call[held[places]]]
+    saved = int(np.minimum(lost[places], waits).sum())
     share, gain = gpu.pct(after), 100 * saved / facts.elapsed_ns if facts.elapsed_ns else 0.0
     text = f"{count} waits left {name} idle for {seconds(after)}, {share:.0f} % of the steady part"
     repeats = limits["repeats"].value
     if count < repeats or share < limits["idle_pct"].value or gain < limits["gives_back_pct"].value:
-        return f"{text}; the host waited {gpu.pct(in_calls):.0f} % of it, so at most {gain:.0f} % could be saved"
+        return f"{text}; at most {gain:.1f} % of the recording could be saved, as the waits were no longer"
     frame = None if stack == ROOT else facts.stacks.frames[facts.stacks.stack_frames[stack]]
     return Finding(
         RULE,
@@ -62,10 +59,14 @@ def _judge(facts: Facts, limits: Limits, gpu: Gpu) -> Finding | str:
         where(facts, gpu, frame, stack, tid),
         (
             against("GPU idle after these waits", share, limits["idle_pct"], MEASURED),
-            against("ceiling of elapsed time saved", gain, limits["gives_back_pct"], "the least of the next three"),
+            against(
+                "ceiling of elapsed time saved",
+                gain,
+                limits["gives_back_pct"],
+                "the less of each wait and the idle time after it, summed",
+            ),
             observed("idle after these waits", after / 1e9, "s", MEASURED),
-            observed("left by the thread's own work", in_calls / 1e9, "s", "cuda_api (CUPTI, exact)"),
-            observed("left by the GPU's own work", gpu.idle_ns / 1e9, "s", MEASURED),
+            observed("these waits themselves", float(waits.sum()) / 1e9, "s", "cuda_api (CUPTI, exact)"),
             against("waits from this place", count, limits["repeats"], "cuda_api (CUPTI, exact)"),
         ),
         round(gain, 1),
