@@ -229,7 +229,8 @@ def note_lives(writer: SessionWriter, lives: Lives, window: Window) -> None:
             tid,
             name=last.name,
             start_ns=max(first.start_ns, window.start_ns),
-            end_ns=window.stop_ns if last.end_ns is None else min(last.end_ns, window.stop_ns),
+            end_ns=window.stop_ns if last.end_ns is None else None,
+            died_ns=None if last.end_ns is None else min(last.end_ns, window.stop_ns),
             cpu_ns=first.cpu_ns if whole else None,
             runnable_ns=first.runnable_ns if whole else None,
             sched_complete=all(life.complete for life in lifes),
@@ -243,5 +244,5 @@ def note_lives(writer: SessionWriter, lives: Lives, window: Window) -> None:
             ppid=lives.parents.get(tgid),
             name=names.get(tgid),
             start_ns=max(min(starts), window.start_ns),
-            end_ns=min(max(known), window.stop_ns) if dead else None,
+            died_ns=min(max(known), window.stop_ns) if dead else None,
         )

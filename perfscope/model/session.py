@@ -44,6 +44,7 @@ class _Process:
     runtime: str = "native"
     start_ns: int | None = None
     end_ns: int | None = None
+    died_ns: int | None = None
 
 
 @dataclass
@@ -52,6 +53,7 @@ class _Thread:
     rank: int = -1
     start_ns: int | None = None
     end_ns: int | None = None
+    died_ns: int | None = None
     cpu_ns: int | None = None
     runnable_ns: int | None = None
     sched_complete: bool = False
@@ -155,10 +157,11 @@ class SessionWriter:
         runtime: str | None = None,
         start_ns: int | None = None,
         end_ns: int | None = None,
+        died_ns: int | None = None,
     ) -> None:
         """Says something about a process; several sources may. What is said later wins; native never beats a runtime.
 
-        The earliest start and the latest end count.
+        The earliest start and the latest end count, unless the kernel said when it died.
         """
         process = self._processes.setdefault(pid, _Process())
         process.ppid = process.ppid if ppid is None else ppid
@@ -168,6 +171,7 @@ class SessionWriter:
             process.runtime = runtime
         process.start_ns = _least(process.start_ns, start_ns)
         process.end_ns = _greatest(process.end_ns, end_ns)
+        process.died_ns = died_ns or process.died_ns
 
     def note_thread(
         self,
@@ -178,13 +182,14 @@ class SessionWriter:
         named_by: str = "comm",
         start_ns: int | None = None,
         end_ns: int | None = None,
+        died_ns: int | None = None,
         cpu_ns: int | None = None,
         runnable_ns: int | None = None,
         sched_complete: bool | None = None,
     ) -> None:
         """Says something about a thread; several collectors may. A runtime's name (python, java) beats the kernel's.
 
-        The earliest start and the latest end count.
+        The earliest start and the latest end count, unless the kernel said when it died: /proc shows zombies as well.
         """
         thread = self._threads.setdefault((pid, tid), _Thread())
         rank = _THREAD_NAME_RANK[named_by]
@@ -192,6 +197,7 @@ class SessionWriter:
             thread.name, thread.rank = name, rank
         thread.start_ns = _least(thread.start_ns, start_ns)
         thread.end_ns = _greatest(thread.end_ns, end_ns)
+        thread.died_ns = died_ns or thread.died_ns
         if cpu_ns is not None:
             thread.cpu_ns = cpu_ns
         if runnable_ns is not None:
@@ -228,7 +234,7 @@ class SessionWriter:
                         "tid": tid,
                         "name": t.name,
                         "start_ns": info.start_ns if t.start_ns is None else t.start_ns,
-                        "end_ns": info.stop_ns if t.end_ns is None else t.end_ns,
+                        "end_ns": t.died_ns or (info.stop_ns if t.end_ns is None else t.end_ns),
                         "cpu_ns": t.cpu_ns,
                         "runnable_ns": t.runnable_ns,
                         "sched_complete": t.sched_complete,
@@ -246,7 +252,7 @@ class SessionWriter:
                         "command": p.command,
                         "runtime": p.runtime,
                         "start_ns": p.start_ns,
-                        "end_ns": p.end_ns,
+                        "end_ns": p.died_ns or p.end_ns,
                     }
                     for pid, p in sorted(self._processes.items())
                 ],
@@ -463,7 +469,7 @@ class Session:
                 with _open(file) as stream:
                     table = pq.read_table(stream)
                 self._check_rows(name, table.num_rows)
-                self._tables[name] = table.select(target.names).cast(target)
+                self._tables[name] = table.select(target.names).cast(target).unify_dictionaries()
             except (OSError, pa.ArrowException, KeyError, ValueError) as error:
                 raise _unreadable(file, error) from None
         return self._tables[name]

@@ -37,6 +37,8 @@ class _Thread:
     first: SchedStat | None
     last: SchedStat | None
     name: str | None
+    last_word: bool = False
+    """It had ended at the last look, a zombie, with all its CPU time on it."""
 
 
 @dataclass
@@ -117,7 +119,8 @@ class Watcher:
                 end_ns=seen.end_ns,
             )
         for (pid, _, tid), thread in self._threads.items():
-            spent = _difference(thread)
+            # What a thread that is gone had used at the last look at it isn't what it used in the end.
+            spent = _difference(thread) if thread.last_word or thread.end_ns >= self._last_scan_ns else None
             writer.note_thread(
                 pid,
                 tid,
@@ -170,6 +173,8 @@ class Watcher:
         elif stat.state not in "ZX":
             self._refresh(seen, thorough, now)
         self._look_at_threads(seen, thorough)
+        if stat.state in "ZX" and (leader := self._threads.get((pid, seen.process.start_ticks, pid))):
+            leader.last_word = True
         if stat.state in "ZX":  # it has exited, whether or not its parent cares; a zombie still had its CPU time
             self._end(pid, now)
 
