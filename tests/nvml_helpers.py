@@ -38,7 +38,7 @@ def run(case):
         while not set(case["uses"]) <= sampler.owners.used and pacer.error is None:
             never.wait(0.01)
         first = sampler.passes
-        end = time.monotonic() + 2 if "-1\\n" in case["then"] else float("inf")  # a call that hangs
+        end = time.monotonic() + 1 if "-1\\n" in case["then"] else float("inf")  # a call that hangs
         while sampler.passes < first + case["passes"] and time.monotonic() < end and pacer.error is None:
             never.wait(0.01)
         collector.tick()
@@ -52,7 +52,7 @@ def run(case):
     info = SessionInfo(pids=[os.getpid()], start_ns=start, stop_ns=stop,
                        collectors={"nvml": collector.report}, clocks=collector.clocks)
     writer.finish(info)
-    print(json.dumps({"pid": os.getpid(), "used": sorted(sampler.owners.used)}))
+    print(json.dumps({"pid": os.getpid(), "used": sorted(sampler.owners.used), "passes": sampler.passes}))
 
 for case in json.loads(sys.argv[1]):
     run(case)
@@ -84,7 +84,7 @@ class Recorded:
         self.report = session.info.collectors["nvml"]
         self.rows = session.table("counters").to_pylist()
         self.calls = Counter(calls.read_text().splitlines())
-        self.pid, self.used = said["pid"], said["used"]
+        self.pid, self.used, self.passes = said["pid"], said["used"], said["passes"]
 
     def values(self, name: str, device: str = "gpu0") -> set[float]:
         return {row["value"] for row in self.rows if row["name"] == name and row["device"] == device}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import pynvml
@@ -52,8 +53,9 @@ class Gpm:
         self._request = pynvml.c_nvmlGpmMetricsGet_t()
         self._request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
 
-    def due(self, now_ns: int) -> bool:
-        return self._last is None or now_ns - self._last.after_ns > LEAST_NS
+    def due_in_ns(self) -> int:
+        """How long until the next sample may be taken; 0 or less: now."""
+        return 0 if self._last is None else self._last.after_ns + LEAST_NS + 1 - time.monotonic_ns()
 
     def read(self) -> Bracketed[dict[str, float]] | None:
         """Takes a sample; the means since the one before, with the time they cover. None at first and where that fails.

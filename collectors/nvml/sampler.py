@@ -26,6 +26,10 @@ BUDGET = 0.009
 """
 
 _BURST_NS = 10_000_000
+"""CPU time that may be spent ahead of its share, as on the first passes."""
+
+_PATIENCE_NS = 2_000_000
+"""A GPM sample that may be taken this soon is waited for; else it's the next pass's."""
 
 
 @dataclass
@@ -88,14 +92,19 @@ class Sampler:
         used = self.owners.used
         return not used or device.label in used or any(label.startswith(f"{device.label}/") for label in used)
 
-    def sample(self) -> None:
-        """One pass over all devices."""
+    def sample(self) -> int:
+        """One pass over all devices. Returns when its GPM samples were taken: a period later the next may be."""
+        for watched in self._watched:
+            if watched.gpm and self.wanted(watched.device):
+                self._means(watched, watched.gpm)
+        taken = time.monotonic_ns()
         self._look()
         for watched in self._watched:
             if self.wanted(watched.device):
                 self._read(watched)
         self._xid()
         self.passes += 1
+        return taken
 
     def close(self) -> None:
         for watched in self._watched:
@@ -106,12 +115,18 @@ class Sampler:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlEventSetFree(self._events)
 
+    def _means(self, watched: _Watched, gpm: Gpm) -> None:
+        wait = gpm.due_in_ns()
+        if wait > _PATIENCE_NS:
+            return
+        if wait > 0:
+            time.sleep(wait / 1e9)
+        means = gpm.read()
+        if means:
+            self._values.write(means.before_ns, means.after_ns, watched.device.label, means.value)
+
     def _read(self, watched: _Watched) -> None:
         device, label = watched.device, watched.device.label
-        if watched.gpm and watched.gpm.due(time.monotonic_ns()):
-            means = watched.gpm.read()
-            if means:
-                self._values.write(means.before_ns, means.after_ns, label, means.value)
         for reading in watched.readings:
             if time.monotonic_ns() < watched.due_ns.get(reading.what, 0):
                 continue
@@ -261,7 +276,7 @@ def _address(handle: Any) -> int:
 class Pacer:
     """A thread that samples at `rate_hz`, or less often where that would cost more than its share of a core.
 
-    A pass begins no earlier than a full period after the last began: GPM's samples may not be closer.
+    A pass begins no earlier than a full period after the GPM samples of the last: at 10 Hz they may not be closer.
     """
 
     def __init__(self, sampler: Sampler, values: ValueFile, rate_hz: int) -> None:
@@ -287,11 +302,9 @@ class Pacer:
         due = start
         try:
             while not self._stopping.wait(max(0, due - time.monotonic_ns()) / 1e9):
-                began = time.monotonic_ns()
-                sampler.sample()
+                due = sampler.sample() + self._period_ns
                 self._values.flush()
                 sampler.cpu_ns = time.thread_time_ns() - cpu
-                due = began + self._period_ns
                 paid = start + int((sampler.cpu_ns - _BURST_NS) / self._share)
                 if paid > due + self._period_ns // 10:
                     sampler.late += 1

@@ -117,6 +117,10 @@ def recorded(kind: str, seconds: float, rate: int) -> None:
         print(f"  {sampler.passes / (stop - start) * 1e9:.2f} passes a second, {sampler.late} of them late")
         longest = sampler.longest_call_ns / 1e6
         print(f"  {sampler.cpu_ns / max(sampler.passes, 1) / 1e3:.0f} us of CPU a pass; longest call {longest:.2f} ms")
+        means = sum(row["name"] == "gpu_busy_pct" for row in rows)
+        judge(
+            f"{means} GPM values in {sampler.passes} passes", not sampler.uses_gpm or means >= 0.9 * sampler.passes - 2
+        )
         judge(f"own cost {cost:.2f} % of a core < 1 %", cost < 1)
         judge(f"at least 9 of 10 passes were on time ({sampler.late} late)", sampler.late * 10 <= sampler.passes)
         for note in collector.report.notes:

@@ -19,8 +19,14 @@ def library(tmp_path_factory):
     return build(tmp_path_factory.mktemp("nvml"))
 
 
-def test_gpm_and_classic_values_arrive_in_their_units(library, tmp_path):
-    got = record(library, tmp_path)
+@pytest.fixture(scope="module")
+def plain(library, tmp_path_factory):
+    """One GPU with GPM and nothing that fails, at 10 Hz."""
+    return record(library, tmp_path_factory.mktemp("plain"), passes=8)
+
+
+def test_gpm_and_classic_values_arrive_in_their_units(plain):
+    got = plain
     # The double's GPM metrics are 1.5 times their id: 1 graphics, 2 SM, 3 occupancy, 5 tensor, 10 DRAM, 20 and 21 PCIe.
     expected = {
         "gpu_busy_pct": 1.5, "gpu_sm_active_pct": 3.0, "gpu_sm_occupancy_pct": 4.5, "gpu_tensor_active_pct": 7.5,
@@ -54,16 +60,20 @@ def test_gpm_takes_the_place_of_slow_calls_and_keeps_its_distance(library, tmp_p
     assert not got.calls["nvmlDeviceGetUtilizationRates 0"]
 
 
-def test_gpm_rows_tile_the_time_they_cover(library, tmp_path):
-    got = record(library, tmp_path, passes=6)
-    rows = sorted((r for r in got.rows if r["name"] == "gpu_sm_active_pct"), key=lambda r: r["time_ns"])
+def test_at_10_hz_every_pass_has_its_gpm_sample(plain):
+    assert plain.calls["nvmlGpmSampleGet 0"] == plain.passes
+    assert plain.calls["nvmlGpmMetricsGet -1"] == plain.passes - 1
+
+
+def test_gpm_rows_tile_the_time_they_cover(plain):
+    rows = sorted((r for r in plain.rows if r["name"] == "gpu_sm_active_pct"), key=lambda r: r["time_ns"])
     assert len(rows) >= 3
     for row, following in pairwise(rows):
         assert row["error_ns"] > 50_000_000
         end, start = row["time_ns"] + row["error_ns"], following["time_ns"] - following["error_ns"]
         assert abs(end - start) <= 2
-    power = [r["error_ns"] for r in got.rows if r["name"] == "gpu_power_w"]
-    assert max(power) <= got.session.info.clocks["nvml"].error_ns
+    power = [r["error_ns"] for r in plain.rows if r["name"] == "gpu_power_w"]
+    assert max(power) <= plain.session.info.clocks["nvml"].error_ns
 
 
 def test_without_gpm_classic_calls_say_what_they_can(library, tmp_path):
@@ -101,9 +111,8 @@ def test_a_passing_failure_is_tried_again_but_not_in_every_pass(library, tmp_pat
     assert not got.values("gpu_power_w")
 
 
-def test_every_single_call_may_fail(library, tmp_path):
+def test_every_single_call_may_fail(library, tmp_path, plain):
     """Whatever function gives Not Supported, the rest is had and nothing breaks."""
-    plain = record(library, tmp_path)
     functions = {line.split()[0] for line in plain.calls} - {
         "nvmlInitWithFlags", "nvmlShutdown", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2",
     }  # fmt: skip
@@ -126,7 +135,8 @@ def test_every_single_call_may_fail(library, tmp_path):
             assert got.rows == []
             continue
         assert got.values("gpu_temperature_c") or got.values("gpu_power_w"), function
-        assert len(plain.names() - got.names()) <= 10, function
+        left_out = plain.names() - got.names() - {"gpu_process_sm_pct", "gpu_process_memory_pct"}  # take longer
+        assert len(left_out) <= 9, (function, left_out)  # the clock events are nine
         assert all(math.isfinite(row["value"]) for row in got.rows)
 
 

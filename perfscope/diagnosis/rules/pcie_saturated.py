@@ -1,8 +1,8 @@
 """pcie-saturated: the link between a GPU and the host is full.
 
 Usable maximum of a link: transfers a second and lane of its generation x lanes x what its encoding leaves of them / 8.
-GPM counts header and payload alike, so no share for headers is taken off. gives_back: the share of elapsed time in
-which the link was full, as if its transfers took none.
+The counters hold header and payload (so NVIDIA's DCGM documents them), so no share for headers is taken off.
+gives_back: the share of elapsed time in which the link was full, as if its transfers took none.
 """
 
 from __future__ import annotations
