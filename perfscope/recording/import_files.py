@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Sequence, Set
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from perfscope import __version__
 from perfscope.collectors import READERS
 from perfscope.collectors.base import ImportResult
-from perfscope.errors import InputError
+from perfscope.errors import InputError, UsageError
 from perfscope.model.info import CollectorReport, SessionInfo
 from perfscope.model.session import SessionWriter
 
@@ -21,20 +22,28 @@ _HEAD_BYTES = 4096
 def import_files(files: Sequence[Path], output: Path, *, force: bool = False) -> SessionInfo:
     """Reads each file with the reader that knows its content, into one session.
 
-    A file that can't be read is reported in the session beside those that can. Raises InputError if none can.
+    A file that can't be read is reported in the session beside those that can. Raises InputError if none can, or if
+    their clocks have nothing in common, and UsageError if a file is given twice.
     """
+    _refuse_twice(files)
     writer = SessionWriter(output, force=force)
     results: dict[str, ImportResult] = {}
     failed: dict[str, InputError] = {}
+    timed: dict[str, Path] = {}
     try:
         for file in files:
             try:
                 result = _import(file, writer)
-                results[_key(result.source, file, results)] = result
             except InputError as error:
-                failed[_key("import", file, failed)] = error
+                failed[_key(file.name, file, {*results, *failed})] = error
+                continue
+            results[_key(result.source, file, {*results, *failed})] = result
+            if result.clock and result.stop_ns > result.start_ns:
+                timed.setdefault(result.clock.domain, file)
         if not results:
             raise _nothing(list(failed.values()))
+        if len(timed) > 1:
+            raise _unaligned(timed)
         info = _info(files, results, failed)
         writer.finish(info)
     except BaseException:
@@ -43,14 +52,40 @@ def import_files(files: Sequence[Path], output: Path, *, force: bool = False) ->
     return info
 
 
+def _refuse_twice(files: Sequence[Path]) -> None:
+    seen: set[Path] = set()
+    for file in files:
+        if (real := file.resolve()) in seen:
+            raise UsageError(f"{file} is given twice: all in it would count twice")
+        seen.add(real)
+
+
+def _unaligned(timed: dict[str, Path]) -> InputError:
+    files = " and ".join(f"{file} ({domain})" for domain, file in timed.items())
+    return InputError(
+        f"nothing ties the clocks of {files} together, so there is no one time for them",
+        hint="import each into a session of its own: perfscope import FILE -o DIR",
+    )
+
+
 def _import(file: Path, writer: SessionWriter) -> ImportResult:
     try:
+        if not file.is_dir() and not file.is_file() and file.exists():
+            raise InputError(
+                f"{file}: no regular file, and it is read more than once", hint="save it first: cat ... > FILE"
+            )
         with file.open("rb") as stream:
             head = stream.read(_HEAD_BYTES)
+    except IsADirectoryError:
+        session = (file / "session.json").exists()
+        raise InputError(
+            f"{file}: {'a session already' if session else 'a directory'}, not a file of another profiler",
+            hint=f"perfscope show {shlex.quote(str(file))}" if session else "name the files in it",
+        ) from None
     except OSError as error:
-        raise InputError(f"{file}: can't be read: {error.strerror}") from None
+        raise InputError(f"{file}: can't be read: {error.strerror}", hint=_mend(error, file)) from None
     if not head:
-        raise InputError(f"{file}: empty")
+        raise InputError(f"{file}: empty", hint="let the profiler end by itself: most write their file only then")
     for module in READERS.values():
         reader = import_module(module)
         if reader.sniff(head, file):
@@ -62,7 +97,12 @@ def _import(file: Path, writer: SessionWriter) -> ImportResult:
     )
 
 
-def _key(source: str, file: Path, taken: dict[str, ImportResult] | dict[str, InputError]) -> str:
+def _mend(error: OSError, file: Path) -> str:
+    quoted = shlex.quote(str(file))
+    return f"sudo chmod a+r {quoted}" if isinstance(error, PermissionError) else f"check its name: ls -l {quoted}"
+
+
+def _key(source: str, file: Path, taken: Set[str]) -> str:
     name, number = source, 1
     while name in taken:
         number += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -61,3 +62,35 @@ def test_nothing_readable_is_an_error_and_no_session(content: bytes | None, tmp_
     assert done.returncode == 2, done.stderr
     assert str(file) in done.stderr and "Traceback" not in done.stderr
     assert not list(tmp_path.glob("s*"))
+
+
+def test_a_file_that_fails_first_hides_no_report_of_one_that_is_read(files: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "import").touch()
+    assert _import(tmp_path / "import", files["raw"], "-o", tmp_path / "s").returncode == 0
+    reports = Session.open(tmp_path / "s").info.collectors
+    assert sorted(report.status for report in reports.values()) == ["failed", "ok"]
+
+
+def test_what_would_give_wrong_figures_is_refused(files: dict[str, Path], tmp_path: Path) -> None:
+    twice = _import(files["raw"], files["raw"].parent / "." / files["raw"].name, "-o", tmp_path / "s")
+    assert twice.returncode == 2 and "given twice" in twice.stderr
+    recording = Path(__file__).parents[1] / "data" / "jfr" / "phases.jfr"
+    unaligned = _import(files["chrometrace"], recording, "-o", tmp_path / "s")
+    assert unaligned.returncode == 2 and "nothing ties the clocks" in unaligned.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "session").mkdir()
+    (tmp_path / "session" / "session.json").touch()
+    for path, message in (
+        (tmp_path / "pipe", "no regular file"),
+        (Path("/dev/zero"), "no regular file"),
+        (tmp_path, "a directory"),
+        (tmp_path / "session", "a session already"),
+        (tmp_path / "missing", "No such file"),
+    ):
+        done = _import(path, "-o", tmp_path / "s")
+        assert done.returncode == 2 and message in done.stderr and "try: " in done.stderr
+    assert not list(tmp_path.glob("s.*"))
