@@ -55,6 +55,16 @@ def find() -> Path:
     raise CollectorError("Nsight Compute (ncu) is not installed", hint=_GET)
 
 
+def permitted(uid: int | None = None) -> bool:
+    """False if the driver is known to refuse performance counters to this process (or to a user without its rights)."""
+    try:
+        restricted = "RmProfilingAdminOnly: 1" in _PARAMETERS.read_text()
+        effective = int(Path("/proc/self/status").read_text().partition("CapEff:")[2].split()[0], 16)
+    except OSError:
+        return True
+    return not restricted or (uid in (None, 0) and bool(effective >> _CAP_SYS_ADMIN & 1))
+
+
 def check() -> Iterable[Check]:
     """Rows for the doctor: whether a run under ncu can work here. Has no side effect."""
     try:
@@ -62,18 +72,12 @@ def check() -> Iterable[Check]:
     except CollectorError as error:
         yield Check("ncu", "Nsight Compute", "unavailable", str(error), error.hint or "")
         return
-    try:
-        restricted = "RmProfilingAdminOnly: 1" in _PARAMETERS.read_text()
-        status = Path("/proc/self/status").read_text()
-    except OSError:
+    if not _PARAMETERS.exists():
         yield Check(
             "ncu", "Nsight Compute", "unavailable", "no NVIDIA driver on this host", "install the NVIDIA driver"
         )
-        return
-    effective = int(status.partition("CapEff:")[2].split()[0], 16)
-    if restricted and not effective >> _CAP_SYS_ADMIN & 1:
-        why = "the driver lets only administrators read performance counters"
-        yield Check("ncu", "Nsight Compute", "unavailable", why, PERMISSION)
+    elif not permitted():
+        yield Check("ncu", "Nsight Compute", "unavailable", "the driver lets only administrators count", PERMISSION)
     elif not binaryreport.available():
         why = "ncu-report isn't installed: reports are read through ncu's own export"
         yield Check("ncu", "Nsight Compute", "degraded", why, 'pip install "perfscope-cli[ncu]"')

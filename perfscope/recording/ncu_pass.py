@@ -142,6 +142,8 @@ def _run(command: list[str], directory: Path, settings: Settings, chosen: Select
             f"{taken[0]} is set: another tool records CUDA in this environment, and ncu can't share it",
             hint=f"unset {' '.join(taken)}",
         )
+    if not driver.permitted(settings.run_as.uid if settings.run_as else None):
+        raise CollectorError("no permission to read the GPU's performance counters", hint=messages.PERMISSION)
     directory.mkdir(parents=True, exist_ok=True)
     if settings.run_as:
         os.chown(directory, settings.run_as.uid, settings.run_as.gid)
@@ -197,15 +199,21 @@ def _supervised(
     guard = Guard()
     try:
         with (directory / "output.txt").open("wb") as output:
-            process = subprocess.Popen(
-                line,
-                env=environment,
-                stdin=None if alone else subprocess.DEVNULL,
-                stdout=None if alone else output,
-                stderr=None if alone else output,
-                start_new_session=True,
-                **as_user,  # type: ignore[call-overload]
-            )
+            try:
+                process = subprocess.Popen(
+                    line,
+                    env=environment,
+                    stdin=None if alone else subprocess.DEVNULL,
+                    stdout=None if alone else output,
+                    stderr=None if alone else output,
+                    start_new_session=True,
+                    **as_user,  # type: ignore[call-overload]
+                )
+            except OSError as error:
+                who = f" as {run_as.name}" if run_as else ""
+                raise CollectorError(
+                    f"{line[0]} can't be started{who}: {error.strerror}", hint=f"ls -l {line[0]}"
+                ) from None
         guard.register("ncu", ["kill", "-KILL", "--", f"-{process.pid}"])
         try:
             return _wait(process, settings.limit_s, log, expected, progress)

@@ -6,14 +6,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
 import pytest
 from ncu_helpers import KERNELS, launches, recorded, unpacked
 
+from perfscope.collectors.ncu import driver
 from perfscope.model.session import Session
 from perfscope.recording import ncu_pass
+from perfscope.recording.launch import RunAs
 from perfscope.recording.ncu_pass import Settings
 
 MS = 1_000_000
@@ -172,6 +175,36 @@ def test_without_ncu_the_session_says_how_to_get_it(session, monkeypatch, tmp_pa
     report, _, _ = add(session)
     assert "not installed" in report.why
     assert "nsight-compute" in report.hint
+
+
+def test_a_driver_that_refuses_counters_is_known_before_the_second_run(stand_in, session, tmp_path, monkeypatch):
+    seen = stand_in()
+    parameters = tmp_path / "params"
+    parameters.write_text("ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: 1\n")
+    monkeypatch.setattr(driver, "_PARAMETERS", parameters)
+    report, _, _ = add(session, run_as=RunAs.named("nobody"))
+    assert "no permission" in report.why
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in report.hint
+    assert not seen.exists()
+    parameters.write_text("RmProfilingAdminOnly: 0\n")
+    assert driver.permitted(65534)
+
+
+def test_the_second_run_is_the_users_own(monkeypatch):
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        open_to_all = Path(name)
+        open_to_all.chmod(0o755)
+        program = open_to_all / "ncu"
+        program.write_text("#!/bin/sh\nid -un; id -Gn\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{name}:{os.environ['PATH']}")
+        path = recorded(open_to_all / "made.perfscope", launches(0, [("k(int)", 5)] * 9), 1000 * MS).path
+        report, _, _ = add(path, run_as=RunAs.named("nobody"))
+        assert report.status == "failed"  # this ncu measures nothing
+        assert (path / "raw" / "ncu" / "output.txt").read_text() == "nobody\nnogroup\n"
+        program.chmod(0o700)
+        report, _, _ = add(path, run_as=RunAs.named("nobody"))
+        assert "can't be started as nobody: Permission denied" in report.why
 
 
 def test_without_a_gpu_timeline_there_is_nothing_to_choose(stand_in, tmp_path):
