@@ -2,9 +2,11 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from nvml_helpers import build, case, environment, record, record_all
@@ -264,3 +266,9 @@ def test_recording_a_command_from_end_to_end(library, tmp_path):
     rows = json.loads(doctor.stdout)
     (row,) = [r for r in (rows["checks"] if isinstance(rows, dict) else rows) if r["collector"] == "nvml"]
     assert (row["state"], row["why"]) == ("ok", "1 found")
+
+
+def test_the_documentation_names_every_counter(plain):
+    words = set(re.findall(r"`([a-z_]+)`", (Path(__file__).parents[2] / "docs" / "gpu-counters.md").read_text()))
+    names = {name.removeprefix("gpu_clock_event_") for name in plain.names()}
+    assert names <= words, names - words
