@@ -173,6 +173,7 @@ class Attribution:
             return
         for name, part in ((how, stack != ROOT), ("idle_none", stack == ROOT)):
             self._shares[name] += int((end[part] - start[part]).sum())
+        stack = np.where(stack == ROOT, self.no_stack, stack)
         cuts = distinct(np.concatenate([start, self.edges]))
         cuts = cuts[cuts < self.edges[-1]]
         row = index_at_bounds(start, cuts)

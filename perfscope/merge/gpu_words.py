@@ -61,13 +61,14 @@ def details(session: Session, names: Iterable[str]) -> dict[str, list[str]]:
         if n in grids:
             lines.append(f"mostly {grids[n]:,} block{'' if grids[n] == 1 else 's'}")
         if moved[n]:
-            lines.append(f"{moved[n] / 1e6:,.1f} MB, {moved[n] / max(total[n], 1):.2f} GB/s")
+            size = f"{moved[n] / 1e6:,.1f} MB" if moved[n] >= 1e5 else f"{moved[n]:,} bytes"
+            lines.append(f"{size}, {moved[n] / max(total[n], 1):.3g} GB/s")
         found[name] = lines + measured.get(name, [])
     return found
 
 
 def _us(ns: float) -> str:
-    return f"{ns / 1e3:.1f} us" if ns < 1e6 else f"{ns / 1e6:.2f} ms"
+    return f"{ns / 1e3:.2f} us" if ns < 1e6 else f"{ns / 1e6:.2f} ms"
 
 
 def _usual(name: npt.NDArray[np.int64], blocks: npt.NDArray[np.int64], kernel: npt.NDArray[np.bool_]) -> dict[int, int]:

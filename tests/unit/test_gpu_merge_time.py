@@ -1,5 +1,7 @@
 """The division of a device's time, against counting every nanosecond by hand."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +27,7 @@ def test_every_nanosecond_is_divided_and_none_is_lost(spans: list[tuple[int, int
     assert int(found.ns.sum()) + sum(b - a for a, b in gaps) == high - low
     busy = {t for t in range(low, high) if any(a <= t < b for a, b in zip(start, end, strict=True))}
     assert {t for a, b in gaps for t in range(a, b)} == set(range(low, high)) - busy
-    for window, (a, b) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+    for window, (a, b) in enumerate(pairwise(edges)):
         assert by_window[window] == len(busy & set(range(int(a), int(b))))
 
     own = np.zeros(len(spans), np.int64)
@@ -33,7 +35,7 @@ def test_every_nanosecond_is_divided_and_none_is_lost(spans: list[tuple[int, int
     bounds = sorted({low, high, *(t for t in (*start, *end, *edges) if low < t < high)})
     rest = 0
     fair = np.zeros(len(spans), np.int64)
-    for a, b in zip(bounds, bounds[1:], strict=False):
+    for a, b in pairwise(bounds):
         running = [i for i in range(len(spans)) if start[i] <= a < end[i]]
         for i in running:
             fair[i] += (b - a) // len(running)

@@ -91,7 +91,7 @@ def test_hover_says_how_often_how_long_and_what_was_measured(sessions: Sessions)
     tree = build_tree(session)
     (lines,) = tree.details.values()
     assert lines == [
-        "3 times, mean 0.0 us, median 0.0 us",
+        "3 times, mean 0.01 us, median 0.01 us",
         "mostly 6 blocks",
         "memory 45.0 % of peak",
         "(Nsight Compute, mean of 2 launches)",

@@ -50,8 +50,8 @@ class Program:
 
     def copy(self, start: int, length: int, launch: int, memory: str, **more: Any) -> None:
         self.run(
-            start, length, launch, kind="copy", name=f"copy HtoD {memory}", source_memory=memory, target_memory="device",
-            bytes=50 * length, grid_x=None, grid_y=None, grid_z=None, **more,
+            start, length, launch, kind="copy", name=f"copy HtoD {memory}", source_memory=memory,
+            target_memory="device", bytes=50 * length, grid_x=None, grid_y=None, grid_z=None, **more,
         )  # fmt: skip
 
     def sync(self, start: int, end: int, stack: int = READ) -> None:
