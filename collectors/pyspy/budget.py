@@ -23,6 +23,10 @@ class Budget:
         self._from: tuple[float, float] | None = None
         self._over = 0
 
+    def restart(self) -> None:
+        """Other py-spys than before are judged from now on."""
+        self._from = None
+
     def judge(self, now_s: float, cpu_s: float) -> int | None:
         """Takes the CPU time used so far, in seconds, at a time; returns a new, lower rate, or None to go on.
 

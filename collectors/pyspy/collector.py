@@ -38,6 +38,7 @@ class PySpyCollector(Collector):
         self._stopped = False
         self._starts_left, self._starts_ns = float(BURST), 0
         self._lowered: list[str] = []
+        self._judged: list[Instance] = []
 
     @classmethod
     def check(cls, options: Options) -> Iterable[Check]:
@@ -90,11 +91,16 @@ class PySpyCollector(Collector):
         self._watch_cost(now)
 
     def _watch_cost(self, now: int) -> None:
-        for lane in self._lanes():
-            if lane.current is not None:
-                lane.current.watch()
+        running = [lane.current for lane in self._lanes() if lane.current is not None]
+        for instance in running:
+            instance.watch()
+        # What those that are being replaced still use, to write their files, says nothing about the rate.
+        sampling = [instance for instance in running if instance.sampling_ns is not None]
+        if sampling != self._judged:
+            self._judged = sampling
+            self._budget.restart()
         before = self._budget.rate_hz
-        cpu_ns = sum(i.sampling_cpu_ns for i in self._instances()) + sum(t.naming.cpu_ns for t in self._targets)
+        cpu_ns = sum(i.sampling_cpu_ns for i in sampling) + sum(t.naming.cpu_ns for t in self._targets)
         rate = self._budget.judge(now / 1e9, cpu_ns / 1e9)
         if rate is None:
             return
