@@ -198,8 +198,13 @@ def devices(*names):
 def test_devices_that_a_process_may_see(setting, order, names, labels):
     env = {"CUDA_VISIBLE_DEVICES": setting, "CUDA_DEVICE_ORDER": order}
     process = subprocess.Popen(
-        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={k: v for k, v in env.items() if v is not None}
+        [sys.executable, "-uc", "print(); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={k: v for k, v in env.items() if v is not None},
     )
+    assert process.stdout
+    process.stdout.readline()  # the kernel shows an environment some time after exec has closed our end of the pipe
     try:
         assert visible(process.pid, devices(*names)) == labels
     finally:
