@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from perfscope.collectors.nvml import NvmlCollector, owners
 from perfscope.collectors.nvml.devices import Device, find, open_driver
 from perfscope.collectors.nvml.gpm import LEAST_NS, METRICS, Gpm, supported
 from perfscope.collectors.nvml.readings import readings
+from perfscope.collectors.nvml.sampler import _process_samples
 from perfscope.model.info import SessionInfo
 from perfscope.model.session import Session, SessionWriter
 
@@ -175,11 +176,24 @@ def cost_of(what: str, call: Callable[[], object], times: int = 30) -> None:
     print(f"    {what:40} {statistics.median(walls) / 1e3:9.1f} us   CPU {statistics.fmean(cpus) / 1e3:9.1f} us")
 
 
+def no_event(events: object) -> None:
+    with suppress(pynvml.NVMLError_Timeout):
+        pynvml.nvmlEventSetWait_v2(events, 0)
+
+
 def costs(device: Device) -> None:
     print(f"\n{device.label}: each call, median time and mean CPU time")
     for reading in readings(device, False):
         cost_of(reading.what, lambda reading=reading: reading.call(device), 5 if "throughput" in reading.what else 30)  # type: ignore[misc]
     cost_of("processes", lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(device.handle))
+    cost_of("utilisation of processes", lambda: _process_samples(device, 0))
+    events = pynvml.nvmlEventSetCreate()
+    try:
+        pynvml.nvmlDeviceRegisterEvents(device.handle, pynvml.nvmlEventTypeXidCriticalError, events)
+        cost_of("Xid events, none", lambda: no_event(events))
+    except pynvml.NVMLError as error:
+        print(f"    Xid events: {error}")
+    pynvml.nvmlEventSetFree(events)
     if not supported(device):
         print("    no GPM here")
         return
