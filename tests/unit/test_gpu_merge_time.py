@@ -32,8 +32,8 @@ def test_every_nanosecond_is_divided_and_none_is_lost(spans: list[tuple[int, int
 
     own = np.zeros(len(spans), np.int64)
     np.add.at(own, found.row, found.ns)
-    bounds = sorted({low, high, *(t for t in (*start, *end, *edges) if low < t < high)})
-    rest = 0
+    moments = [t for a, b in zip(start, end, strict=True) if a < b for t in (a, b)]
+    bounds = sorted({low, high, *(t for t in (*moments, *edges) if low < t < high)})
     fair = np.zeros(len(spans), np.int64)
     for a, b in pairwise(bounds):
         running = [i for i in range(len(spans)) if start[i] <= a < end[i]]
