@@ -17,8 +17,10 @@ called nothing yet.
 
 Limits: code that runs at any line (signal handlers, trace functions) and functions replaced from outside the file
 (mocks, decorated overrides) look torn; a wrong caller of the right name, or one whose line calls something unknown,
-doesn't. But for the few of the first kind, the share found is a lower bound. Held against the paused stacks of a
-program all over the standard library, where nothing can be torn, the rule found 0 of 1591.
+doesn't. But for the few of the first kind, the share found is a lower bound. Held against paused looks, where nothing
+can be torn, of a program that the rule was not made with (threads in http.server, urllib, asyncio, json, ast, tokenize,
+csv, argparse, difflib, xml, email, copy, zipfile, ...; CPython 3.11): 0 of 3173 rows, 703 distinct stacks, came out as
+torn; 2994 of the rows could be checked throughout.
 """
 
 from __future__ import annotations

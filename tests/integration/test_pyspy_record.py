@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from perfscope import procfs
 from perfscope.collectors.base import Context, Options
 from perfscope.collectors.pyspy import PySpyCollector, budget, instance
+from perfscope.collectors.pyspy.torn import TornJudge
 from perfscope.errors import CollectorError
 from perfscope.model.info import SessionInfo
 from perfscope.model.session import Session, SessionWriter
@@ -584,6 +586,66 @@ def test_made_up_calls_are_marked_torn_and_true_ones_are_not(
     assert marked == made_up
     details = recording.report.details
     assert (details["torn_share"] > 0) == (made_up > 0)
+
+
+LIBRARY = """
+import argparse, ast, asyncio, configparser, csv, difflib, email, email.policy, http.server, io, json, logging, pprint
+import re, threading, tokenize, urllib.request
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = json.dumps({"path": self.path, "data": list(range(20))}, indent=1).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *words): logging.getLogger("x").info("%s", words)
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+def client():
+    while True:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/a") as reply: json.loads(reply.read())
+async def passes(queue, number):
+    while True:
+        await asyncio.sleep(0.001); await queue.put(number); await asyncio.wait_for(queue.get(), 1)
+async def tasks():
+    queue = asyncio.Queue()
+    await asyncio.gather(*(passes(queue, number) for number in range(5)))
+threading.Thread(target=client, daemon=True).start()
+threading.Thread(target=lambda: asyncio.run(tasks()), daemon=True).start()
+print(flush=True)
+source = open(ast.__file__).read()[:20000]
+while True:
+    list(tokenize.generate_tokens(io.StringIO("x = (1,\\n 2)\\n" * 50).readline))
+    ast.unparse(ast.parse("def f(a, *b):\\n    return [i + 1 for i in b if a]\\n" * 30))
+    re.purge(); re.compile(r"(a|b)*c[d-f]{2,3}(?P<x>\\w+)")
+    list(csv.DictReader(io.StringIO("a,b\\n1,2\\n" * 50)))
+    parser = argparse.ArgumentParser(); parser.add_argument("--x", type=int); parser.parse_args(["--x", "3"])
+    list(difflib.unified_diff(source.splitlines()[:80], source.splitlines()[20:100]))
+    configparser.ConfigParser().read_string("[a]\\nb=1")
+    email.message_from_string("To: c@d\\nSubject: =?utf-8?q?x?=\\n\\nhi", policy=email.policy.default)["subject"]
+    pprint.pformat({i: list(range(9)) for i in range(30)})
+"""
+
+
+def test_no_stack_of_a_paused_process_is_called_torn(
+    tmp_path: Path, program: Callable[..., subprocess.Popen[str]]
+) -> None:
+    target = program(LIBRARY)
+    line(target)
+    recording = Recording(tmp_path, Options(rate_hz=300, blocking=True))
+    recording.start(target.pid)
+    recording.until(recording.sampled(target.pid, 3.0))
+    session = recording.finish()
+    stacks = np.array([row["stack_id"] for row in looks(session)], np.int32)
+    torn, judged = TornJudge(session.stacks, lambda name: Path(name).read_text() if name[0] == "/" else None).judge(
+        stacks
+    )
+    assert len(stacks) > 100 and judged.mean() > 0.5
+    assert not torn.any(), [session.stacks.path(stack) for stack in stacks[torn]][:3]
+    # What the frames are called and where they lie, as the interpreter has it.
+    frames = {f for row in looks(session) for f in row["frames"]}
+    assert all(f.layer == "python" and f.file and (f.file[0] == "/" or f.file[0] == "<") for f in frames)
+    assert all(Path(f.file).is_file() for f in frames if f.file and f.file[0] == "/")
 
 
 def test_its_own_cost_is_kept_in_bounds(
