@@ -40,7 +40,6 @@ def test_every_nanosecond_is_divided_and_none_is_lost(spans: list[tuple[int, int
         for i in running:
             fair[i] += (b - a) // len(running)
         if running and (odd := (b - a) % len(running)):
-            rest += odd
             last = max(running, key=lambda i: (min(end[i], high), -i))
             fair[last] += odd
     assert own.tolist() == fair.tolist()
