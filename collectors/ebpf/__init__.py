@@ -265,6 +265,11 @@ class EbpfCollector(Collector):
         problems = []
         if full := report.lost_events - losses.missed:
             problems.append(f"{full} events lost (buffers full)")
+        if losses.restored:
+            report.notes.append(
+                f"{losses.restored} switches to recorded threads fired no event; when they happened is known from the "
+                "scheduler's run times"
+            )
         if losses.missed:
             problems.append(f"{losses.missed} events missed (the kernel skipped the probe)")
         if incomplete:

@@ -21,13 +21,14 @@ class Thread:
 @dataclass
 class Losses:
     """Records that didn't fit their buffer, threads born that couldn't be followed, and events the kernel skipped its
-    programs at (missed)."""
+    programs at (missed). restored: switches that went unseen, known all the same from the scheduler's accounts."""
 
     events: int = 0
     blocks: int = 0
     untracked: int = 0
     raws: int = 0
     missed: int = 0
+    restored: int = 0
 
 
 class Backend(ABC):

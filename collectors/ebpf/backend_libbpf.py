@@ -144,4 +144,6 @@ class LibbpfBackend(Backend):
 
     def _count(self) -> Losses:
         o = self._object
-        return Losses(o.counter(0), o.counter(1), o.counter(2), missed=max(o.counter(3), o.missed_runs()))
+        return Losses(
+            o.counter(0), o.counter(1), o.counter(2), missed=max(o.counter(3), o.missed_runs()), restored=o.counter(4)
+        )

@@ -105,7 +105,7 @@ class SchedTable:
         keep = (off < stop) & ((on == 0) | (on > off))
         off, on, wake = off[keep], on[keep], wake[keep]
         wake = np.where((wake > stop) | (wake == 0), 0, np.maximum(wake, off))
-        ended = on != 0
+        ended, came_from = on != 0, previous[keep].astype(np.int32)
         woken, code, waker = wake != 0, code[keep], waker[keep]
         self._writer.append(
             "sched",
@@ -118,7 +118,7 @@ class SchedTable:
                 "state": _category(code, LETTERS),
                 "waker_tid": _masked(waker.astype(np.int32), (waker == 0) | ~woken | (code == 0), pa.int32()),
                 "cpu": _masked(cpu[keep].astype(np.int32), ~ended | (cpu[keep] == -1), pa.int32()),
-                "prev_tid": _masked(previous[keep].astype(np.int32), ~ended | (previous[keep] == -1), pa.int32()),
+                "prev_tid": _masked(came_from, ~ended | (came_from == -1), pa.int32()),
             },
         )
 

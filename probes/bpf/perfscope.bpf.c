@@ -15,7 +15,8 @@ typedef __u64 u64;
 typedef _Bool bool;
 #define CORE __attribute__((preserve_access_index))
 
-struct task_struct { int pid, tgid; char comm[16]; unsigned int __state; } CORE;
+struct sched_entity { u64 sum_exec_runtime, prev_sum_exec_runtime; } CORE;
+struct task_struct { int pid, tgid; char comm[16]; unsigned int __state; struct sched_entity se; } CORE;
 struct task_struct___old { long state; } CORE;			/* before 5.14 */
 struct pt_regs___x86 { unsigned long di, si, r10, orig_ax; } CORE;
 struct pt_regs___arm64 { u64 regs[31]; s32 syscallno; } CORE;
@@ -35,7 +36,7 @@ const volatile u32 has_prev_state = 1;	/* sched_switch has a fourth argument (5.
 #define TASK_DEAD 0x80
 #define NEWBORN 0x10000
 
-enum { LOST_EVENTS, LOST_BLOCK, UNTRACKED, MISSED };
+enum { LOST_EVENTS, LOST_BLOCK, UNTRACKED, MISSED, RESTORED };
 #define OP_EARLY 0x40000000	/* in wait_op: already waiting when it began to be followed */
 #define NO_RESULT (-2147483647 - 1)
 
@@ -50,7 +51,7 @@ struct place { u64 sector; u32 dev, pad; };
 struct { __uint(type, BPF_MAP_TYPE_LRU_HASH); __uint(max_entries, 16384); __type(key, struct place); __type(value, struct block); } pending SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_RINGBUF); __uint(max_entries, 32 << 20); } events SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_RINGBUF); __uint(max_entries, 4 << 20); } blocks SEC(".maps");
-struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, 4); __type(key, u32); __type(value, u64); } lost SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, 8); __type(key, u32); __type(value, u64); } lost SEC(".maps");
 
 static __always_inline void count_lost(u32 what)
 {
@@ -100,6 +101,27 @@ static __always_inline void missed(struct thread *t)
 	count_lost(MISSED);
 }
 
+/* It got the CPU unseen (some hosts hide the switches of threads of their own). Its run time since then, which the
+ * scheduler keeps, tells when. */
+static __always_inline void restore(struct thread *t, u32 tid, struct task_struct *task, u64 now)
+{
+	u64 ran = task->se.sum_exec_runtime - task->se.prev_sum_exec_runtime;
+	u64 since = t->wake ? t->wake : t->off, on = now - ran;
+	struct event *e = record(SCHED, ran < now - since ? on : since, t->tgid, tid);
+	if (e) {
+		e->a = t->off;
+		e->b = t->wake;
+		e->other = t->state ? t->waker : 0;
+		e->value = t->state;
+		e->extra = -1;
+		submit(e);
+		count_lost(RESTORED);
+	} else {
+		t->lost++;
+	}
+	t->off = 0;
+}
+
 static __always_inline void end_wait(struct thread *t, u32 tid, u64 now, int result)
 {
 	struct event *e = record(WAIT, now, t->tgid, tid);
@@ -125,8 +147,8 @@ int on_switch(u64 *ctx)
 	if (p) {
 		/* The argument is what the scheduler decided on; the field may already say "being woken". */
 		u32 state = has_prev_state ? (u32)ctx[3] : state_of(prev);
-		if (p->off)	/* it got the CPU unseen */
-			missed(p);
+		if (p->off)
+			restore(p, out, prev, now);
 		if (state_of(prev) & TASK_DEAD) {
 			struct event *e = record(DEATH, now, p->tgid, out);
 			if (e) {
