@@ -1,5 +1,8 @@
 """Names of kernels as they are met in the field, and what those kernels do."""
 
+import csv
+import gzip
+import io
 from pathlib import Path
 
 import pytest
@@ -103,3 +106,14 @@ def test_what_is_no_pattern_is_refused_by_name(tmp_path: Path, text: str) -> Non
     (tmp_path / "perfscope.toml").write_text(f"[kernel-groups]\n{text}\n")
     with pytest.raises(UsageError, match=r"perfscope\.toml: kernel-groups\.attention"):
         load(tmp_path)
+
+
+def test_every_kernel_of_a_decoding_model_has_a_group() -> None:
+    text = gzip.decompress((Path(__file__).parents[1] / "data" / "ncu" / "llm_raw.csv.gz").read_bytes()).decode()
+    rows = list(csv.reader(io.StringIO(text[text.index('"ID"') :])))
+    column = rows[0].index("Kernel Name")
+    names = {row[column] for row in rows[2:] if len(row) > column}
+    groups = {name: group_of(name, defaults()) for name in names}
+    assert len(names) > 10
+    assert {name for name, group in groups.items() if group == "other"} == set()
+    assert set(groups.values()) == {"attention", "matrix multiply", "norm", "elementwise", "copy"}
