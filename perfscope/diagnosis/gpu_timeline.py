@@ -142,22 +142,27 @@ def _steady_start(rows: Activity) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class HostParts:
-    """What threads did in some intervals: k parts. index: which interval. state, stack: see slices; UNKNOWN and ROOT
-    where the thread wasn't observed."""
+    """What threads did in some intervals: k parts. index: which interval. whole_ns: int64[k], length of that interval.
+    state, stack: see slices; UNKNOWN and ROOT where the thread wasn't observed."""
 
     index: Int64
     start: Int64
     end: Int64
     state: Int64
     stack: npt.NDArray[np.int32]
+    whole_ns: Int64
 
     @property
     def ns(self) -> Int64:
         return self.end - self.start
 
-    def busy(self) -> npt.NDArray[np.bool_]:
-        """Which parts are of a thread on its way to its next launch."""
-        return np.isin(self.state, BUSY_HOST)
+    def busy(self, unseen_gap_ns: float) -> npt.NDArray[np.bool_]:
+        """Which parts are of a thread on its way to its next launch.
+
+        Where no source says what it did, it may as well have waited for work in one longer than `unseen_gap_ns`.
+        """
+        known = (self.state != UNKNOWN) | (self.whole_ns <= unseen_gap_ns)
+        return known & np.isin(self.state, BUSY_HOST)
 
 
 def host_parts(facts: Facts, pid: int, tids: Int64, start: Int64, end: Int64) -> HostParts:
@@ -185,9 +190,10 @@ def host_parts(facts: Facts, pid: int, tids: Int64, start: Int64, end: Int64) ->
         )  # fmt: skip
     if not parts:
         none = np.empty(0, np.int64)
-        return HostParts(none, none, none, none, none.astype(np.int32))
+        return HostParts(none, none, none, none, none.astype(np.int32), none)
     index, begin, until, state, stack = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return HostParts(index, begin, until, state.astype(np.int64), stack.astype(np.int32))
+    whole = (end - start)[index]
+    return HostParts(index, begin, until, state.astype(np.int64), stack.astype(np.int32), whole)
 
 
 _calls: WeakKeyDictionary[Facts, Calls] = WeakKeyDictionary()

@@ -140,6 +140,17 @@ def test_a_host_that_waits_for_work_is_not_bound_by_launches(sessions: Sessions)
     assert "6 % of the steady part" in verdicts(session)["launch-bound"].why
 
 
+@pytest.mark.parametrize(("period_us", "is_flagged"), [(1000, True), (50_000, False)])
+def test_what_the_host_did_in_long_gaps_is_not_guessed(sessions: Sessions, period_us: int, is_flagged: bool) -> None:
+    """No scheduler records. Bursts of kernels, queued but for the first; then the GPU is idle for half of a period."""
+    program = Program()
+    for start in range(1, STEPS * STEP - period_us * US, period_us * US):
+        for number in range(50):
+            length = period_us * US // 100
+            program.run(start + number * length, length, start - US)
+    assert ("launch-bound" in flagged(program.session(sessions))) is is_flagged
+
+
 def test_gaps_between_kernels_that_were_queued_are_not_the_hosts(sessions: Sessions) -> None:
     program = Program()
     for step in range(STEPS):

@@ -9,6 +9,7 @@ gives_back: that time's share of the recording; a host that launched at once cou
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from perfscope.diagnosis.describe import against, by_function, flame, label, observed, seconds
 from perfscope.diagnosis.facts import Facts
@@ -29,14 +30,14 @@ def evaluate(facts: Facts, limits: Limits) -> Verdict:
     return verdict(RULE, facts, limits, _judge)
 
 
-def late_launches(facts: Facts, gpu: Gpu) -> tuple[Int64, HostParts]:
+def late_launches(facts: Facts, gpu: Gpu, unseen_gap_ns: float) -> tuple[Int64, HostParts]:
     """ns lost in each gap to the host's launching late, and what the host did before these launches."""
     gaps = gpu.gaps
     late = (gpu.rows.launch[gaps.next] > gaps.start) & (gpu.rows.launch[gaps.next] != NEVER)
     until = np.where(late, gaps.launch, gaps.start)
     parts = host_parts(facts, gpu.pid, gpu.rows.tid[gaps.next], gaps.start, until)
     lost = np.where(late, gaps.end - gaps.launch, 0)
-    busy = parts.busy()
+    busy = parts.busy(unseen_gap_ns)
     np.add.at(lost, parts.index[busy], parts.ns[busy])
     call = after_sync(facts, gpu)
     calls = blocking_calls(facts)
@@ -49,13 +50,14 @@ def _judge(facts: Facts, limits: Limits, gpu: Gpu) -> Finding | str:
     kernels = gpu.rows.kind == KERNEL
     if np.count_nonzero(kernels) < limits["kernels"].value:
         return f"{gpu_name(gpu)}: fewer than {limits['kernels'].value:g} kernels in the steady part"
-    lost, parts = late_launches(facts, gpu)
+    unseen_gap_ns = 1e6 * limits["unseen_gap_ms"].value
+    lost, parts = late_launches(facts, gpu, unseen_gap_ns)
     total = int(lost.sum())
     share, gain = gpu.pct(total), 100 * total / facts.elapsed_ns if facts.elapsed_ns else 0.0
     text = f"{gpu_name(gpu)} stood idle {share:.0f} % of the steady part while the host launched"
     if share < limits["idle_pct"].value or gain < limits["gives_back_pct"].value:
         return f"{text} ({gpu.busy_pct:.0f} % busy)"
-    frame, stack, holds, by = _hot_line(facts, gpu, lost, parts)
+    frame, stack, holds, by = _hot_line(facts, gpu, lost, parts, parts.busy(unseen_gap_ns))
     length = (gpu.rows.end - gpu.rows.start)[kernels]
     launches = np.unique(gpu.rows.launch[kernels])
     launches = launches[(launches >= gpu.start_ns) & (launches < gpu.end_ns)]
@@ -94,12 +96,13 @@ def _main_thread(gpu: Gpu, lost: Int64) -> int:
     return int(tids[np.argmax(np.bincount(index, lost))])
 
 
-def _hot_line(facts: Facts, gpu: Gpu, lost: Int64, parts: HostParts) -> tuple[Frame | None, int, float, str]:
+def _hot_line(
+    facts: Facts, gpu: Gpu, lost: Int64, parts: HostParts, busy: npt.NDArray[np.bool_]
+) -> tuple[Frame | None, int, float, str]:
     """The line that holds most of the idle time, a stack in it, its share, and what says so.
 
     Samples of the host in the gaps, where they cover at least half of them; else the launches that ended them.
     """
-    busy = parts.busy()
     stack, ns, by = parts.stack[busy], parts.ns[busy].astype(float), "samples in the gaps (py-spy)"
     if ns[stack != ROOT].sum() < ns.sum() / 2 or not ns.sum():
         stack, ns = gpu.rows.stack[gpu.gaps.next].astype(np.int32), lost.astype(float)

@@ -33,7 +33,7 @@ def _judge(facts: Facts, limits: Limits, gpu: Gpu) -> Finding | str:
     held = np.flatnonzero(by_call >= 0)
     parts = host_parts(facts, gpu.pid, gpu.rows.tid[gaps.next[held]], gaps.start[held], gaps.launch[held])
     lost = (gaps.end - gaps.launch)[held]
-    busy = parts.busy()
+    busy = parts.busy(1e6 * limits["unseen_gap_ms"].value)
     np.add.at(lost, parts.index[busy], parts.ns[busy])
     sites: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     owner = facts.own_code["python"]
