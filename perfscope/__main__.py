@@ -4,9 +4,13 @@ import sys
 
 
 def main() -> None:
-    from perfscope.cli import run
+    try:
+        from perfscope.cli import run
 
-    sys.exit(run())
+        status = run()
+    except KeyboardInterrupt:  # while it was still being loaded
+        status = 130
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ def diagnosis(diagnosis: Diagnosis, session: Session) -> str:
     """GitHub-flavoured Markdown. Names from outside are escaped: they can't format, link, mention or break out."""
     info = session.info
     lines = [
-        f"## perfscope: {_escape(session.path.name)}",
+        f"## perfscope: {_escape(session.path.name or session.path.resolve().name)}",
         "",
         f"{duration(info.stop_ns - info.start_ns)} of {_code(' '.join(info.command) or 'running processes')}  ",
         f"clocks: {_escape(clocks(info))}",

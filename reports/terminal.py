@@ -55,7 +55,7 @@ def print_headline(session: Session, console: Console) -> None:
     """Name, duration and what ran; the clocks with their error bounds; losses and own cost."""
     info = session.info
     head = Text.assemble(
-        (printable(session.path.name), "bold"),
+        (printable(session.path.name or session.path.resolve().name), "bold"),
         "   ",
         duration(info.stop_ns - info.start_ns),
         "   ",

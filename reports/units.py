@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import unicodedata
+from typing import TYPE_CHECKING
 
-from perfscope.clock import ClockMap
-from perfscope.model.info import SessionInfo
+if TYPE_CHECKING:  # the command line imports this first of all: nothing heavy, and no threads before the target's fork
+    from perfscope.clock import ClockMap
+    from perfscope.model.info import SessionInfo
 
 _TIME_UNITS = (
     (7200 * 10**9, 3600 * 10**9, "h"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from perfscope.cli._place import here
 from perfscope.cli._streams import write_data
 from perfscope.model.finding import Severity
 
@@ -31,7 +32,7 @@ def command(session: Path, form: str, fail_on: str | None, show_all: bool) -> in
     from perfscope.model.session import Session
 
     opened = Session.open(session)
-    diagnosis = diagnose(opened, load(_here()))
+    diagnosis = diagnose(opened, load(here()))
     if form == "json":
         write_data(json.dumps(diagnosis.to_json(), indent=1, ensure_ascii=False) + "\n")
     elif form == "markdown":
@@ -46,11 +47,3 @@ def command(session: Path, form: str, fail_on: str | None, show_all: bool) -> in
         print_diagnosis(diagnosis, opened, Console(), show_all)
     worst = max((f.severity for f in diagnosis.findings), default=None)
     return int(fail_on is not None and worst is not None and worst >= Severity.parse(fail_on))
-
-
-def _here() -> Path:
-    """The current directory, or where there is none (it was deleted) the root."""
-    try:
-        return Path.cwd()
-    except FileNotFoundError:
-        return Path("/")

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from perfscope.cli._place import here, refuse_existing, write_file
 from perfscope.cli._streams import say, write_data
-from perfscope.errors import InputError, UsageError
+from perfscope.errors import UsageError
 
 if TYPE_CHECKING:
     from perfscope.merge.calltree import CallTree
@@ -50,11 +51,11 @@ def command(
     from perfscope.model.session import Session
 
     target = Path(output) if output is not None else Path(session.resolve().stem + FORMATS[format_])
-    if output != "-" and target.exists() and not force:
-        raise UsageError(f"{target} exists already", hint="replace it with --force, or choose another name with -o")
+    if output != "-":
+        refuse_existing(target, force=force)
     opened = Session.open(session)
     _check_part(opened, from_s, to_s)
-    tree = build_tree(opened, thread=thread, from_s=from_s, to_s=to_s, groups=kernel_groups.load(Path.cwd()))
+    tree = build_tree(opened, thread=thread, from_s=from_s, to_s=to_s, groups=kernel_groups.load(here()))
     if thread is not None and len(tree.parent) == 1:
         names = sorted({name for name in opened.table("threads").column("name").to_pylist() if name})
         raise UsageError(
@@ -65,10 +66,7 @@ def command(
     if output == "-":
         write_data(text)
         return
-    try:
-        target.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{target}: can't be written: {error.strerror}", hint="choose another place with -o") from None
+    write_file(target, text)
     say(f"wrote {target}")
 
 
@@ -79,9 +77,12 @@ def _check_part(session: Session, from_s: float | None, to_s: float | None) -> N
         ("--to", to_s, to_s is None or 0 < to_s < math.inf),
     ):
         if not fits:
-            raise UsageError(f"{option} {value:g} is no moment of the recording, which lasts {length:.3f} s")
+            raise UsageError(
+                f"{option} {value:g} is no moment of the recording, which lasts {length:.3f} s",
+                hint=f"seconds from its start: --from 0 --to {length:.3f}",
+            )
     if from_s is not None and to_s is not None and from_s >= to_s:
-        raise UsageError(f"--from {from_s:g} is not before --to {to_s:g}")
+        raise UsageError(f"--from {from_s:g} is not before --to {to_s:g}", hint=f"--from {to_s:g} --to {from_s:g}")
 
 
 def _weight(tree: CallTree, wanted: str | None, session: Session) -> str:

@@ -122,3 +122,38 @@ def test_outputs_that_cant_be_made_are_refused_before_the_command_starts(
     status, text = _shell('"$@"', *RECORD, "-o", output, "--", "touch", "ran", cwd=tmp_path)
     assert status in (2, 3) and message in text and "try: " in text
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_nothing_heavy_is_loaded_before_the_command_is_forked() -> None:
+    script = (
+        "import sys, perfscope.cli, perfscope.cli.record_command, threading\n"
+        "print(sorted({'numpy', 'pyarrow', 'pandas', 'rich', 'plotly'} & set(sys.modules)), threading.active_count())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[] 1\n"
+
+
+def test_an_interrupt_while_it_is_still_loading(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    done = subprocess.run([*PERFSCOPE, "--help"], capture_output=True, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, done.stderr) == (130, b"")
+
+
+def test_a_directory_that_was_deleted(session: Path) -> None:
+    gone = session.parent / "gone"
+    gone.mkdir()
+    status, output = _shell('rmdir "$PWD" && "$@"', *PERFSCOPE, "diagnose", session, cwd=gone)
+    assert status == 0, output
+    gone.mkdir()
+    status, output = _shell('rmdir "$PWD" && "$@"', *PERFSCOPE, "flame", session, cwd=gone)
+    assert status == 2 and "try: " in output
+
+
+def test_a_flame_graph_that_cant_be_written_costs_no_earlier_one(session: Path) -> None:
+    page = session.parent / "s.html"
+    page.write_text("earlier")
+    status, output = _shell('ulimit -f 1; "$@"', *PERFSCOPE, "flame", "s", "--force", cwd=session.parent)
+    assert (status, page.read_text()) == (2, "earlier"), output
+    assert {p.name for p in session.parent.iterdir()} == {"s", "s.html"}
+    status, output = _shell('"$@"', *PERFSCOPE, "flame", "s", "-o", "/dev/stdout", cwd=session.parent)
+    assert status == 0 and "</html>" in output
