@@ -316,6 +316,26 @@ int BPF_PROG(on_futex_return, void *regs, long result)
 	return leave(result);
 }
 
+/* Where functions can't be hooked: the call's own tracepoints, which need tracefs. 0 would hide the event from every
+ * other user of perf. */
+struct futex_enter { u64 common; int nr; u64 args[6]; };
+struct futex_exit { u64 common; int nr; long result; };
+
+SEC("tp/syscalls/sys_enter_futex")
+int on_enter_futex(struct futex_enter *call)
+{
+	enter(call->args[0], call->args[1], call->args[3]);
+	return 1;
+}
+
+SEC("tp/syscalls/sys_exit_futex")
+int on_exit_futex(struct futex_exit *call)
+{
+	leave(call->result);
+	return 1;
+}
+
+/* And those of all system calls, which cost each of them something. */
 SEC("tp_btf/sys_enter")
 int BPF_PROG(on_sys_enter, void *regs, long nr)
 {
