@@ -162,7 +162,8 @@ class HostParts:
         Where no source says what it did, it may as well have waited for work in one longer than `unseen_gap_ns`.
         """
         known = (self.state != UNKNOWN) | (self.whole_ns <= unseen_gap_ns)
-        return known & np.isin(self.state, BUSY_HOST)
+        busy: npt.NDArray[np.bool_] = known & np.isin(self.state, BUSY_HOST)
+        return busy
 
 
 def host_parts(facts: Facts, pid: int, tids: Int64, start: Int64, end: Int64) -> HostParts:
