@@ -125,10 +125,13 @@ def notes(gpu: GpuTime) -> list[str]:
             ways.append(f"{_share(shares.none, busy)} by none, under the thread that launched it where that is known")
         found.append("gpu: launch stacks of busy time: " + ", ".join(ways))
     if idle:
-        found.append(
-            f"gpu: idle time is with the thread that launched next: {_share(shares.idle_seen, idle)} where samples saw "
-            f"it, {_share(shares.idle_launch, idle)} where that launch is, {_share(shares.idle_none, idle)} unknown"
+        places = (
+            (shares.idle_seen, "where samples saw it"),
+            (shares.idle_launch, "where that launch is"),
+            (shares.idle_none, "where isn't known"),
         )
+        words = ", ".join(f"{_share(ns, idle)} {where}" for ns, where in places if ns)
+        found.append(f"gpu: idle time is with the thread that launched next: {words}")
     pids = {pid for pid, _ in gpu.devices}
     if len(pids) > 1:
         found.append("gpu: several processes used GPUs: busy and idle are each process's own, not the device's")
