@@ -28,6 +28,11 @@ def verdict(rule: str, facts: Facts, limits: Limits, judge: Callable[[Facts, Lim
     return ok(rule, "; ".join(str(said) for said in judged))
 
 
+def gives_back(facts: Facts, ns: float) -> float:
+    """Share of the recording (0..100) that lies in `ns`; 0 where it has no length."""
+    return min(100.0, 100 * ns / facts.elapsed_ns) if facts.elapsed_ns > 0 else 0.0
+
+
 def gpu_name(gpu: Gpu) -> str:
     """GPU 0: its number as its process counts."""
     return f"GPU {gpu.rows.devices[gpu.device][1]}"

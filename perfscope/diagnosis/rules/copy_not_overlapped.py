@@ -12,7 +12,7 @@ import numpy as np
 from perfscope.diagnosis.describe import against, flame, label, observed
 from perfscope.diagnosis.facts import Facts
 from perfscope.diagnosis.gpu_timeline import MEASURED, Gpu
-from perfscope.diagnosis.gpu_verdict import code_of, gpu_name, verdict, where
+from perfscope.diagnosis.gpu_verdict import code_of, gives_back, gpu_name, verdict, where
 from perfscope.diagnosis.intervals import overlap_ns
 from perfscope.diagnosis.thresholds import Limits
 from perfscope.merge.gpu_activity import KERNEL
@@ -37,7 +37,7 @@ def _judge(facts: Facts, limits: Limits, gpu: Gpu) -> Finding | str:
     exposed = int(gpu.without_kernels(spans).sum())
     kernels_alone = int((gpu.kernels[1] - gpu.kernels[0] - overlap_ns(*gpu.kernels, spans)).sum())
     saved = min(exposed, kernels_alone)
-    share, gain = gpu.pct(exposed), 100 * saved / facts.elapsed_ns if facts.elapsed_ns else 0.0
+    share, gain = gpu.pct(exposed), gives_back(facts, saved)
     text = f"{name} copied from or to the host with no kernel beside it in {share:.1f} % of the steady part"
     if share < limits["exposed_pct"].value or gain < limits["gives_back_pct"].value:
         return text

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from perfscope.diagnosis.describe import against, by_function, flame, label, observed, seconds
 from perfscope.diagnosis.facts import Facts
 from perfscope.diagnosis.gpu_timeline import MEASURED, Gpu, HostParts, after_sync, blocking_calls, host_parts
-from perfscope.diagnosis.gpu_verdict import gpu_name, verdict, where
+from perfscope.diagnosis.gpu_verdict import gives_back, gpu_name, verdict, where
 from perfscope.diagnosis.intervals import Int64
 from perfscope.diagnosis.thresholds import Limits
 from perfscope.merge.gpu_activity import KERNEL
@@ -53,7 +53,7 @@ def _judge(facts: Facts, limits: Limits, gpu: Gpu) -> Finding | str:
     unseen_gap_ns = 1e6 * limits["unseen_gap_ms"].value
     lost, parts = late_launches(facts, gpu, unseen_gap_ns)
     total = int(lost.sum())
-    share, gain = gpu.pct(total), 100 * total / facts.elapsed_ns if facts.elapsed_ns else 0.0
+    share, gain = gpu.pct(total), gives_back(facts, total)
     text = f"{gpu_name(gpu)} stood idle {share:.0f} % of the steady part while the host launched"
     if share < limits["idle_pct"].value or gain < limits["gives_back_pct"].value:
         return f"{text} ({gpu.busy_pct:.0f} % busy)"

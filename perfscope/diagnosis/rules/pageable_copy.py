@@ -12,7 +12,7 @@ import numpy as np
 from perfscope.diagnosis.describe import against, flame, label, observed, seconds
 from perfscope.diagnosis.facts import Facts
 from perfscope.diagnosis.gpu_timeline import MEASURED, Gpu
-from perfscope.diagnosis.gpu_verdict import code_of, gpu_name, verdict, where
+from perfscope.diagnosis.gpu_verdict import code_of, gives_back, gpu_name, verdict, where
 from perfscope.diagnosis.thresholds import Limits
 from perfscope.model.finding import Finding, Severity, Verdict
 
@@ -33,7 +33,7 @@ def _judge(facts: Facts, limits: Limits, gpu: Gpu) -> Finding | str:
     spans = gpu.clipped(copies)
     staged = copies[gaps.next]
     exposed = int(gpu.without_kernels(spans).sum() + (gaps.end - gaps.launch)[staged].sum())
-    share, gain = gpu.pct(exposed), 100 * exposed / facts.elapsed_ns if facts.elapsed_ns else 0.0
+    share, gain = gpu.pct(exposed), gives_back(facts, exposed)
     moved, count = int(rows.bytes[copies].sum()), int(np.count_nonzero(copies))
     text = f"{name} did nothing but pageable copies in {share:.1f} % of the steady part"
     if share < limits["exposed_pct"].value or gain < limits["gives_back_pct"].value:

@@ -12,7 +12,7 @@ import numpy as np
 from perfscope.diagnosis.describe import against, flame, label, observed
 from perfscope.diagnosis.facts import Facts
 from perfscope.diagnosis.gpu_timeline import MEASURED, Gpu
-from perfscope.diagnosis.gpu_verdict import code_of, gpu_name, verdict, where
+from perfscope.diagnosis.gpu_verdict import code_of, gives_back, gpu_name, verdict, where
 from perfscope.diagnosis.thresholds import Limits
 from perfscope.merge.gpu_activity import KERNEL
 from perfscope.model.finding import Finding, Severity, Verdict
@@ -40,7 +40,7 @@ def _judge(facts: Facts, limits: Limits, gpu: Gpu) -> Finding | str:
     small = (blocks > 0) & (blocks < most) & (length >= limits["kernel_us"].value * 1e3) & (index == main)
     spent = int(length[small].sum())
     room = float((length[small] * (1 - blocks[small] / most)).sum())
-    share, gain = gpu.pct(spent), 100 * room / facts.elapsed_ns if facts.elapsed_ns else 0.0
+    share, gain = gpu.pct(spent), gives_back(facts, room)
     text = f"{name} ran kernels of fewer than {most} blocks on one stream in {share:.0f} % of the steady part"
     if (
         share < limits["small_pct"].value

@@ -14,7 +14,7 @@ import numpy as np
 from perfscope.diagnosis.describe import against, flame, label, observed, seconds
 from perfscope.diagnosis.facts import Facts
 from perfscope.diagnosis.gpu_timeline import MEASURED, Gpu, after_sync, blocking_calls, host_parts
-from perfscope.diagnosis.gpu_verdict import gpu_name, verdict, where
+from perfscope.diagnosis.gpu_verdict import gives_back, gpu_name, verdict, where
 from perfscope.diagnosis.thresholds import Limits
 from perfscope.model.finding import Finding, Severity, Verdict
 from perfscope.model.stacks import ROOT
@@ -46,7 +46,7 @@ def _judge(facts: Facts, limits: Limits, gpu: Gpu) -> Finding | str:
     count, after = len(places), int(lost[places].sum())
     waits = (calls.end - calls.start)[by_call[held[places]]]
     saved = int(np.minimum(lost[places], waits).sum())
-    share, gain = gpu.pct(after), 100 * saved / facts.elapsed_ns if facts.elapsed_ns else 0.0
+    share, gain = gpu.pct(after), gives_back(facts, saved)
     text = f"{count} waits left {name} idle for {seconds(after)}, {share:.0f} % of the steady part"
     repeats = limits["repeats"].value
     if count < repeats or share < limits["idle_pct"].value or gain < limits["gives_back_pct"].value:
