@@ -54,12 +54,16 @@ def record(
         keep_raw=keep_raw,
     )
     with _Talk(target is not None) as talk:
-        info = Recording(request, target, signals, talk.progress).run()
+        recording = Recording(request, target, signals, talk.progress)
+        info = recording.run()
     if owner:
         give(output, owner)
     _summary(output, info)
     if target and not target.exited():
         say(f"perfscope: {target.command[0]} runs on (pid {target.pid}); waiting for it to end")
+    elif target and (left := recording.left_running()):
+        attach = " ".join(f"-p {pid}" for pid in left[:4])
+        say(f"what {target.command[0]} started runs on, no longer recorded; try: perfscope record {attach}")
     elif not target:
         click.echo(str(output))
     return any(report.status in ("ok", "partial") for report in info.collectors.values())
@@ -124,7 +128,8 @@ class _Talk:
 def _summary(path: Path, info: SessionInfo) -> None:
     seconds = (info.stop_ns - info.start_ns) / 1e9
     lines = [f"perfscope: {path}: {seconds:.1f} s recorded ({info.stopped_by})"]
-    for name, report in info.collectors.items():
+    order = ("ok", "partial", "failed", "unavailable")
+    for name, report in sorted(info.collectors.items(), key=lambda item: order.index(item[1].status)):
         got = "" if report.events is None else f", {report.events:,} events"
         lost = f", {report.lost_events:,} lost" if report.lost_events else ""
         lines.append(f"  {name:8} {report.status}{got}{lost}{f': {report.why}' if report.why else ''}")

@@ -89,6 +89,8 @@ def plan(request: Request) -> tuple[dict[str, type[Collector]], dict[str, Collec
 
 def _refuse_unreadable(pids: list[int]) -> None:
     """Raises RecordingError naming what is no process, or one that we may not look into: its record would mislead."""
+    if not Path("/proc/self/status").exists():
+        raise RecordingError("/proc is not mounted, and everything is found there", hint="mount -t proc proc /proc")
     for pid in pids:
         try:
             status = Path(f"/proc/{pid}/status").read_text()
@@ -178,6 +180,11 @@ class Recording:
         writer.finish(self.info, keep_raw=request.keep_raw)
         self.signals.writing = False
         return self.info
+
+    def left_running(self) -> list[int]:
+        """Pids of what a launched command started and what outlived it: daemons."""
+        others = [pid for pid in self.watcher.live if pid not in self.info.pids]
+        return [pid for pid in others if (stat := procfs.read_stat(pid)) and stat.state not in "ZX"]
 
     def process_started(self, process: Process) -> None:
         for supervisor in self.supervisors:

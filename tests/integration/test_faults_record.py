@@ -321,3 +321,33 @@ def test_no_environment_variable_gets_into_a_session(tmp_path: Path) -> None:
     for path in files:
         content = path.read_bytes()
         assert secret.encode() not in content and b"API_TOKEN" not in content, path
+
+
+def test_a_daemon_that_outlives_the_command_is_said_to_run_on(tmp_path: Path) -> None:
+    script = "setsid sleep 1000 >/dev/null 2>&1 & echo $!; exec sleep 0.3"
+    command = [*MADE, "record", "--collect", "notes", "-o", str(tmp_path / "s"), "--", "sh", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True)
+    daemon = int(done.stdout)
+    os.kill(daemon, signal.SIGKILL)
+    assert done.returncode == 0
+    assert f"sh started runs on, no longer recorded; try: perfscope record -p {daemon}" in done.stderr
+
+
+def test_perfscope_itself_and_what_has_ended_are_no_targets(tmp_path: Path) -> None:
+    record = [*PERFSCOPE, "record", "-o", str(tmp_path / "s"), "-p"]
+    script = ["sh", "-c", 'exec "$@" $$', "sh", *record]
+    done = subprocess.run(script, capture_output=True, text=True)
+    assert done.returncode == 3 and "is this very perfscope" in done.stderr
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        done = subprocess.run([*record, str(ended.pid)], capture_output=True, text=True)
+    assert done.returncode == 3 and f"process {os.getpid()}" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_proc_it_is_said_what_to_mount(tmp_path: Path) -> None:
+    record = [*PERFSCOPE, "record", "-o", str(tmp_path / "s"), "--", "true"]
+    script = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh", *record]
+    done = subprocess.run(script, capture_output=True, text=True)
+    assert done.returncode == 3 and "mount -t proc proc /proc" in done.stderr
+    assert not list(tmp_path.iterdir())
