@@ -85,7 +85,7 @@ class SessionInfo:
             raise SessionError(f"{where}: schema {version} was never released", hint=_RESTORE)
         try:
             info = build(cls, data, "session")
-            if info.stop_ns < info.start_ns:
+            if info.state == "complete" and info.stop_ns < info.start_ns:
                 raise ValueError("it ends before it starts")
         except (ValueError, OverflowError, RecursionError) as error:
             raise SessionError(f"{where}: damaged: {error}", hint=_RESTORE) from None

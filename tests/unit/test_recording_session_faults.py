@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,8 +75,8 @@ def test_two_recordings_never_share_a_directory(tmp_path: Path) -> None:
     first = SessionWriter(tmp_path / "s")
     with pytest.raises(RecordingError, match="another recording is being written"):
         SessionWriter(tmp_path / "s", force=True)
-    first.finish(SessionInfo(start_ns=1))
-    SessionWriter(tmp_path / "s", force=True).finish(SessionInfo(start_ns=2))
+    first.finish(SessionInfo(start_ns=1, stop_ns=1))
+    SessionWriter(tmp_path / "s", force=True).finish(SessionInfo(start_ns=2, stop_ns=2))
     assert Session.open(tmp_path / "s").info.start_ns == 2
 
 
@@ -97,3 +98,54 @@ def test_a_place_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RecordingError, match="can't make"):
         SessionWriter(tmp_path / "file" / "s")
+
+
+def test_show_finds_a_table_that_is_cut_missing_or_of_another_session(tmp_path: Path) -> None:
+    def make(name: str, rows: int) -> Session:
+        writer = SessionWriter(tmp_path / name)
+        row = {"time_ns": 1, "error_ns": 0, "source": "x", "name": "x", "value": 1.0}
+        writer.append("counters", [row] * rows)
+        return Session.open(writer.finish(SessionInfo()))
+
+    session, other = make("s", 3), make("other", 4)
+    session.check()
+    table = session.path / "tables" / "counters.parquet"
+    whole = table.read_bytes()
+    for content, message in (
+        (whole[: len(whole) // 2], "counters.parquet: can't be read"),
+        ((other.path / "tables" / "counters.parquet").read_bytes(), "4 rows, where session.json says 3"),
+        ((session.path / "tables" / "sched.parquet").read_bytes(), "counters.parquet: can't be read"),
+    ):
+        table.write_bytes(content)
+        with pytest.raises(SessionError, match=message):
+            session.check()
+    table.unlink()
+    with pytest.raises(SessionError, match="be read: No such file"):
+        session.check()
+    os.mkfifo(table)  # nobody writes into it: reading would wait for ever
+    with pytest.raises(SessionError, match="not a regular file"):
+        session.check()
+    with pytest.raises(SessionError, match="not a regular file"):
+        session.table("counters")
+
+
+def test_a_pipe_in_place_of_the_session_is_not_waited_for(tmp_path: Path) -> None:
+    path = SessionWriter(tmp_path / "s").finish(SessionInfo())
+    (path / "session.json").unlink()
+    os.mkfifo(path / "session.json")
+    with pytest.raises(SessionError, match="not a regular file"):
+        Session.open(path)
+
+
+def test_a_command_line_of_any_bytes_makes_a_readable_session(tmp_path: Path) -> None:
+    path = SessionWriter(tmp_path / "s").finish(SessionInfo(command=["echo", os.fsdecode(b"\xff\x00x")]))
+    assert Session.open(path).info.command == ["echo", "\ufffd\x00x"]
+
+
+def test_force_replaces_a_session_of_a_long_name(tmp_path: Path) -> None:
+    path = tmp_path / ("s" * 246)
+    SessionWriter(path).finish(SessionInfo(command=["old"]))
+    SessionWriter(path, force=True).finish(SessionInfo(command=["new"]))
+    assert Session.open(path).info.command == ["new"]
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+    assert not (path / "replaced").exists()
