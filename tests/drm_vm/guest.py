@@ -38,12 +38,14 @@ def switches() -> list[int]:
 
 
 def nap(told: dict[str, int]) -> None:
+    told["before"] = time.monotonic_ns()
     before = switches()
     told |= {"tid": threading.get_native_id(), "from": time.monotonic_ns()}
     for _ in range(NAPS):
         time.sleep(0.005)
     told["until"] = time.monotonic_ns()
     told["voluntary"], told["involuntary"] = (now - then for now, then in zip(switches(), before, strict=True))
+    told["after"] = time.monotonic_ns()
 
 
 def read_disk() -> None:

@@ -83,10 +83,12 @@ def test_the_same_objects_record_on_an_older_kernel(recorded: tuple[Truth, Sessi
     assert str(report.version).startswith("libbpf")
     napper = truth["napper"]
     off = [r for r in rows(session, "sched") if r["tid"] == napper["tid"]]
+    # The kernel's counts were read outside the naps, yet between two stamps further out.
+    outer = [r for r in off if napper["before"] <= r["off_ns"] < napper["after"]]
     off = [r for r in off if napper["from"] <= r["off_ns"] < napper["until"]]
     assert napper["voluntary"] > 0
-    assert sum(r["state"] != "R" for r in off) == napper["voluntary"]
-    assert sum(r["state"] == "R" for r in off) == napper["involuntary"]
+    assert sum(r["state"] != "R" for r in off) <= napper["voluntary"] <= sum(r["state"] != "R" for r in outer)
+    assert sum(r["state"] == "R" for r in off) <= napper["involuntary"] <= sum(r["state"] == "R" for r in outer)
     asleep = sum(r["wake_ns"] - r["off_ns"] for r in off if r["state"] == "S")
     assert 0.5 * NAPS * 5 * MS < asleep < napper["until"] - napper["from"]
     reads = [r for r in rows(session, "block_io") if r["device"] == "vda"]
