@@ -145,6 +145,8 @@ class JfrCollector(Collector):
                 self.process_started(waiting.process)
         if time.monotonic_ns() >= self._next_scan:
             self._scan_tids()
+        for recording in self.recordings:
+            recording.tick()
 
     def stop(self) -> None:
         began = time.thread_time_ns()
@@ -202,7 +204,8 @@ class JfrCollector(Collector):
     ) -> int | None:
         """When the last event of its file ended."""
         process = recording.process
-        clock = measure(path, recording.anchors, self.period_ms * 1_000_000)
+        until = recording.end_ns or recording.gone_ns or stop_ns
+        clock = measure(path, recording.anchors, self.period_ms * 1_000_000, until)
         self._keep_clock(process.pid, clock)
         (path.with_suffix(".json")).write_text(
             json.dumps({"process": asdict(process), "anchors": [asdict(a) for a in recording.anchors]})

@@ -23,6 +23,9 @@ from perfscope.procfs import Process
 MAX_SIZE = "2g"
 """What a recording may take on the JVM's disk before JFR drops its oldest chunks."""
 FILE = "recording.jfr"
+FIRST_LOOK_NS = 5_000_000_000
+"""Time from the recording's beginning to the next look at its clock; the one after comes as long after that, and so on.
+"""
 END_S = 5.0
 """How long a JVM that no longer answers may take to write its file and be gone."""
 
@@ -59,6 +62,7 @@ class JvmRecording:
     problems: list[str] = field(default_factory=list)
     _folder: TargetFolder | None = None
     _repository: Repository | None = None
+    _next_look_ns: int = 0
 
     @classmethod
     def start(cls, process: Process, period_ms: int, guard: Callable[[str, list[str]], None]) -> JvmRecording:
@@ -132,14 +136,21 @@ class JvmRecording:
             pass
         except CollectorError as error:
             if self.process.alive():
-                self.problems.append(f"clock of JVM {self.process.pid} was looked at once only: {error}")
+                self.problems.append(f"a look at the clock of JVM {self.process.pid} failed: {error}")
         self._anchor(before_ns, before)
 
     def _anchor(self, before_ns: int, before: tuple[int, int]) -> None:
         """The JVM began chunks between then and now; `before` is the wall clock's offset then, with its error."""
         offset, error_ns = realtime_offset()
         error_ns = max(error_ns, before[1]) + abs(offset - before[0])
-        self.anchors.append(Anchor(before_ns, time.monotonic_ns(), offset, error_ns))
+        now = time.monotonic_ns()
+        self.anchors.append(Anchor(before_ns, now, offset, error_ns))
+        self._next_look_ns = now + max(FIRST_LOOK_NS, now - self.anchors[0].after_ns)
+
+    def tick(self) -> None:
+        """Looks at the clock once more, at ever longer intervals: a JVM that ends by itself gives no last look."""
+        if self.running and self.via and time.monotonic_ns() >= self._next_look_ns and self.process.alive():
+            self._rotate(time.monotonic_ns(), realtime_offset())
 
     def stop(self, raw: Path, guard: Callable[[str, list[str]], None]) -> None:
         """Ends the recording, copies its file to `raw` and leaves the JVM and its file system as they were.

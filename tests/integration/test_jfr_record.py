@@ -177,7 +177,11 @@ def test_a_jvm_that_ends_by_itself_keeps_its_recording(
     with java(classes) as program:
         recorder = Recorder(tmp_path)
         recorder.collector.start([program.pid])
+        (recording,) = recorder.collector.recordings
         program.order("burn")
+        recording._next_look_ns = 0
+        recorder.collector.tick()
+        assert len(recording.anchors) == 2 and recording._next_look_ns > time.monotonic_ns()
         if isinstance(end, signal.Signals):
             program.popen.send_signal(end)
         else:
@@ -190,6 +194,7 @@ def test_a_jvm_that_ends_by_itself_keeps_its_recording(
     times = [r["time_ns"] for r in session.table("samples").to_pylist() if r["tid"] == tid_of(session, "ps-last")]
     assert len(times) > 5 and max(times) > start + (last - start) * 2 // 3  # it burned to the end, and was seen to
     assert recorder.collector.report.covered_ns[0][1] >= max(times)
+    assert session.info.clocks["jfr"].method.startswith("5 chunk headers")
     assert recorder.guards == {} and not Path("/tmp", recorder.collector.recordings[0].name).exists()
 
 

@@ -271,6 +271,23 @@ def test_one_reading_is_no_better_than_its_bracket(tmp_path: Path) -> None:
         measure(path, [Anchor(6000, 9000, 10**18, 7)], 0)
 
 
+def test_a_counter_that_nobody_read_at_the_end_may_have_drifted(tmp_path: Path) -> None:
+    """A counter that runs 20 ppm fast; the JVM ended by itself, as long after the last reading as that came in."""
+    first, second, end = 10 * 10**9, 15 * 10**9, 20 * 10**9
+    fast = 2 * 1.00002
+
+    def ticks(mono: int) -> int:
+        return round((mono - first) * fast) + 77
+
+    path = clock_file(tmp_path / "c.jfr", [(10**18 + t, ticks(t)) for t in (first, second)], 2_000_000_000)
+    anchors = [Anchor(t - 10, t + 90, 10**18, 7) for t in (first, second)]
+    clock = measure(path, anchors, 0, end)
+    assert abs(clock.to_mono(ticks(end)) - end) <= clock.error_ns < 210_000
+    alone = measure(path, anchors[:1], 0, end)
+    assert alone.error_ns >= 500e-6 * (end - first)
+    assert abs(alone.to_mono(ticks(end)) - end) <= alone.error_ns
+
+
 def test_our_settings_follow_the_rate_and_the_java_version() -> None:
     new, old = jfc(20, 17), jfc(10, 11)
     assert new.count('<setting name="period">20 ms</setting>') == 2
