@@ -278,6 +278,7 @@ class EbpfCollector(Collector):
             problems.append(f"records couldn't be written: {self._drain_error.strerror}")
         if problems:
             report.status, report.why = "partial", "; ".join(problems)
+        report.details["not_followed"] = ["futex_waitv(2)", "futex_wait(2)"]  # glibc and CPython use futex(2) alone
         if kinds.unknown:
             pids = ", ".join(map(str, sorted(kinds.unknown)))
             report.notes.append(

@@ -390,7 +390,10 @@ def test_block_totals_are_those_of_diskstats(tmp_path: Path, backend: str) -> No
     reads = [r for r in session.table("block_io").to_pylist() if r["operation"] == "read" and r["device"] == disk]
     mine = [r for r in reads if r["pid"] == os.getpid() and r["flags"] in ("R", "RS")]  # not readahead
     assert sum(r["bytes"] for r in mine) == 4 << 20
-    assert all(r["start_ns"] <= r["issue_ns"] <= r["complete_ns"] and r["error"] == 0 for r in mine)
+    done = [r for r in mine if r["complete_ns"] is not None]
+    # A completion that interrupts a thread whose events the host hides goes unseen; its request then stays open.
+    assert len(mine) - len(done) <= 2
+    assert all(r["start_ns"] <= r["issue_ns"] <= r["complete_ns"] and r["error"] == 0 for r in done)
     # Others may read too: between the two looks at diskstats at least ours were counted, at most all recorded.
     assert len(mine) <= after[0] - before[0] <= len(reads)
     assert 8192 <= after[1] - before[1] <= sum(r["bytes"] for r in reads) // 512
