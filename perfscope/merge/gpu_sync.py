@@ -12,10 +12,10 @@ import numpy.typing as npt
 from perfscope.merge.gpu_activity import KERNEL, Activity, activity_of
 from perfscope.merge.intervals import Intervals, Ints, bounded, distinct, earliest_wins, index_at_bounds
 from perfscope.merge.slices import GPU_SYNC, RUNNING, UNKNOWN, ThreadSlices
-from perfscope.merge.tables import ThreadInfo, codes, filled, thread_keys
+from perfscope.merge.tables import ThreadInfo, codes, filled, stack_ids, thread_keys
 from perfscope.model.kernels import function_name
 from perfscope.model.session import Session
-from perfscope.model.stacks import ROOT, Frame, StackTable
+from perfscope.model.stacks import Frame, StackTable
 
 WAITING = "[waiting: GPU sync"
 SPINNING = "[spinning: GPU sync"
@@ -135,7 +135,7 @@ def calls_that_block(session: Session) -> Calls:
             ("pid", piece["pid"].to_numpy()),
             ("tid", piece["tid"].to_numpy()),
             ("stream", filled(piece["stream"], -1)),
-            ("stack", filled(piece["stack_id"], ROOT)),
+            ("stack", stack_ids(session, "cuda_api", piece["stack_id"])),
         ):
             parts[name].append(values.astype(np.int64))
     columns = {name: np.concatenate(values or [np.empty(0, np.int64)]) for name, values in parts.items()}

@@ -6,11 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from merge_helpers import Sessions
 
+from perfscope.errors import SessionError
 from perfscope.merge import CallTree, build_tree, slices_of, thread_time
 from perfscope.merge.slices import GPU_SYNC, RUNNING
 from perfscope.model.session import Session
@@ -278,3 +281,16 @@ def test_two_devices_stand_apart(sessions: Sessions) -> None:
     busy = {path[3]: ns for path, ns in leaves(tree).items() if path[-1] == GEMM}
     assert busy == {"GPU 0": 10, "GPU 1": 30}
     assert sum(leaves(tree).values()) == 200
+
+
+@pytest.mark.parametrize("table", ["gpu_activity", "cuda_api"])
+def test_a_stack_that_does_not_exist_is_damage(sessions: Sessions, table: str) -> None:
+    made = sessions.make({"gpu_activity": [kernel(10, 20)], "cuda_api": [sync(5, 15, stack_id=0)]}, [thread(1, 100)])
+    rows = made.table(table)
+    column = rows.schema.get_field_index("stack_id")
+    pq.write_table(
+        rows.set_column(column, rows.schema.field(column), pa.array([10_000], pa.int32())),
+        made.path / "tables" / f"{table}.parquet",
+    )
+    with pytest.raises(SessionError, match=f"{table}.parquet: damaged"):
+        build_tree(Session.open(made.path))
