@@ -53,7 +53,7 @@ def record(
         force=force,
         keep_raw=keep_raw,
     )
-    with _Talk(target is not None) as talk:
+    with _Talk(target is not None, "; Ctrl-C ends it" if not target and duration_s is None else "") as talk:
         recording = Recording(request, target, signals, talk.progress)
         info = recording.run()
     if owner:
@@ -96,7 +96,9 @@ class _Talk:
     A launched command that prints to that same terminal has it to itself: then there are plain lines only.
     """
 
-    def __init__(self, launched: bool) -> None:
+    def __init__(self, launched: bool, ends: str) -> None:
+        """`ends`: what else to say while recording."""
+        self._ends = ends
         self._live = sys.stderr.isatty() and not (launched and sys.stdout.isatty())
         self._phase = ""
         self._next = 0.0
@@ -116,10 +118,13 @@ class _Talk:
     def progress(self, progress: Progress) -> None:
         if self._status is None:
             if progress.phase != self._phase and progress.phase in ("recording", "reading"):
-                say(f"perfscope: {progress.phase} ({', '.join(progress.collectors) or 'no collector works'})")
+                ends = self._ends if progress.phase == "recording" else ""
+                say(f"perfscope: {progress.phase} ({', '.join(progress.collectors) or 'no collector works'}){ends}")
         elif progress.phase != self._phase or time.monotonic() >= self._next:
             self._next = time.monotonic() + 0.5
-            seen = f" {progress.elapsed_s:.0f} s, {progress.processes} processes, {progress.threads} threads"
+            seen = (
+                f" {progress.elapsed_s:.0f} s, {progress.processes} processes, {progress.threads} threads{self._ends}"
+            )
             text = f"perfscope: {progress.phase}{seen if progress.phase == 'recording' else ''}"
             self._status.update(f"{text} ({', '.join(progress.collectors)})")
         self._phase = progress.phase
