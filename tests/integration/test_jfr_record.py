@@ -347,6 +347,7 @@ def test_a_starting_jvm_is_recorded_and_survives(classes: Path, tmp_path: Path) 
             assert process is not None and process.alive()
             recorder.collector.process_started(process)
             recorder.collector.tick()
+            assert not recorder.collector._failed, recorder.collector._failed
         program.until("ready")
         program.order("phases")
         session = recorder.finish()
