@@ -37,6 +37,8 @@ SECRET = frozenset(
 """Events that hold command lines, environment variables or properties. We never switch them on; others may."""
 _TID_SCAN_NS = 500_000_000
 _LATE_NS = 100_000_000
+_STARTING_NS = 10_000_000_000
+"""Age below which a JVM that can't be asked is asked again: on a loaded machine it may still be starting."""
 FROM_THE_START = (
     "java -XX:StartFlightRecording:filename=FILE.jfr ... records a JVM from its start; "
     "perfscope import FILE.jfr reads that"
@@ -117,8 +119,11 @@ class JfrCollector(Collector):
             waiting = self._waiting.setdefault(process.pid, _Waiting(process))
             waiting.put_off(error)
         except CollectorError as error:
-            self._waiting.pop(process.pid, None)
-            self._failed[key] = error
+            if time.monotonic_ns() - _born_ns(process) < _STARTING_NS and process.alive():
+                self._waiting.setdefault(process.pid, _Waiting(process)).put_off(error)
+            else:
+                self._waiting.pop(process.pid, None)
+                self._failed[key] = error
         finally:
             self._cpu_ns += time.thread_time_ns() - began
 
