@@ -22,8 +22,8 @@ import numpy.typing as npt
 from perfscope.clock import ClockMap
 from perfscope.collectors.base import Options
 from perfscope.model.session import Session
-from perfscope.recording.clock_check import ClockResult, read_marks
 from perfscope.recording.clock_marks import FUNCTIONS, QUANTUM_NS
+from perfscope.recording.clock_result import ClockResult, read_marks
 from perfscope.recording.launch import Target
 from perfscope.recording.record import Recording, Request
 from perfscope.recording.signals import Signals
