@@ -96,8 +96,7 @@ class CudaCollector(Collector):
                 continue
             pid = self._pid(file)
             counts = tables.write(spool, pid, self._tids.get(pid, {}), writer)
-            for name, value in vars(counts).items():
-                setattr(totals, name, getattr(totals, name) + value)
+            totals.add(counts)
             report.lost_events += spool.lost + spool.cupti_lost
             report.version = f"CUPTI {spool.cupti_version}" if spool.cupti_version else report.version
             self._judge(pid, spool, faults)
@@ -109,6 +108,10 @@ class CudaCollector(Collector):
         if totals.device_ns:
             share = 100 * totals.with_stack_ns / totals.device_ns
             report.notes.append(f"{share:.1f}% of GPU time has the exact Python stack that launched it")
+        if totals.overhead_ns:
+            spent = sorted(totals.overhead_ns.items(), key=lambda item: -item[1])
+            words = ", ".join(f"{ns / 1e6:.1f} ms {purpose}" for purpose, ns in spent if ns >= 50_000)
+            report.notes.append(f"CUPTI's own account of overhead: {words or 'below 0.1 ms'}")
         if totals.bad_times:
             report.notes.append(f"{totals.bad_times} GPU records without a usable time were left out")
         if totals.launches_unseen:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,18 @@ from perfscope.model.stacks import ROOT, Frame, StackTable
 _COPIES = dict(enumerate(("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"), 1))
 _MEMORY = {1: "pageable", 2: "pinned", 3: "device", 4: "array", 5: "managed", 6: "device", 7: "managed"}
 _WAITS = {1: "event", 2: "stream-event", 3: "stream", 4: "context"}
+# CUpti_ActivityOverheadKind: what the tool itself costs the program, and what CUDA's lazy loading does
+_OVERHEADS = {
+    1: "compiling",
+    1 << 16: "flushing records",
+    2 << 16: "instrumenting",
+    3 << 16: "setting up CUPTI",
+    4 << 16: "loading modules",
+    5 << 16: "loading functions",
+    6 << 16: "full command buffer",
+    7 << 16: "fetching record buffers",
+    8 << 16: "setting up UVM records",
+}
 _SET = 255
 _ALLOCATE, _FREE = 1, 2
 _MARKER_START, _MARKER_END = 2, 4
@@ -28,7 +40,10 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass
 class Counts:
-    """What a spool held, for the report. launches_unseen: launch calls without any record of the device for them."""
+    """What a spool held, for the report. launches_unseen: launch calls without any record of the device for them.
+
+    overhead_ns: what CUPTI says it spent, by purpose.
+    """
 
     activities: int = 0
     calls: int = 0
@@ -36,6 +51,15 @@ class Counts:
     device_ns: int = 0
     bad_times: int = 0
     launches_unseen: int = 0
+    overhead_ns: dict[str, int] = field(default_factory=dict)
+
+    def add(self, other: Counts) -> None:
+        """Adds another process's counts."""
+        for name, value in vars(other).items():
+            if isinstance(value, int):
+                setattr(self, name, getattr(self, name) + value)
+        for purpose, spent in other.overhead_ns.items():
+            self.overhead_ns[purpose] = self.overhead_ns.get(purpose, 0) + spent
 
 
 def write(spool: Spool, pid: int, tids: dict[int, int], writer: SessionWriter) -> Counts:
@@ -50,6 +74,10 @@ def write(spool: Spool, pid: int, tids: dict[int, int], writer: SessionWriter) -
         _copies(spool, pid, call_rows, writer, counts),
     ]
     _calls(spool, pid, call_rows, writer, counts, np.concatenate(seen))
+    for row in spool.fixed[records.OVERHEAD]:
+        purpose = _OVERHEADS.get(int(row["kind"]), "other")
+        spent = max(int(row["end"]) - int(row["start"]), 0)
+        counts.overhead_ns[purpose] = counts.overhead_ns.get(purpose, 0) + spent
     _memory(spool, pid, writer)
     _ranges(spool, pid, names, tids, writer)
     return counts

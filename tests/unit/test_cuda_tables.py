@@ -103,6 +103,13 @@ def test_calls_and_waits(recorded: tuple[Session, tables.Counts, records.Spool])
     assert waits == {"stream": 10, "context": 2}  # ten pageable copies wait for their stream
 
 
+def test_cuptis_own_overhead_is_told(recorded: tuple[Session, tables.Counts, records.Spool]) -> None:
+    _, counts, spool = recorded
+    rows = spool.fixed[records.OVERHEAD]
+    assert sum(counts.overhead_ns.values()) == int((rows["end"] - rows["start"]).sum())
+    assert "loading functions" in counts.overhead_ns and "other" not in counts.overhead_ns
+
+
 @pytest.mark.parametrize(
     ("mangled", "name"),
     [
