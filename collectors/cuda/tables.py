@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from perfscope.collectors.cuda import spool as records
-from perfscope.demangle import demangle
 from perfscope.collectors.cuda.spool import Spool
+from perfscope.demangle import demangle
 from perfscope.model.session import SessionWriter
 from perfscope.model.stacks import ROOT, Frame, StackTable
 
