@@ -1,4 +1,4 @@
-"""perfscope demo: the example stack under load, recorded while it runs, then diagnosed and drawn."""
+"""perfscope demo: the example stack under load, recorded while it runs, or a GPU's recording; diagnosed and drawn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
+from perfscope.cli import _gpu_demo
 from perfscope.cli._seconds import Seconds
 from perfscope.cli._streams import say
 from perfscope.errors import RecordingError, UsageError
@@ -24,15 +26,51 @@ _WARM_UP_SECONDS = 3.0
 
 
 @click.command()
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("demo.perfscope"), show_default=True)
-@click.option("-d", "--seconds", type=Seconds(1, 600), default=10.0, show_default=True, help="How long.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Session directory; the flame graph stands beside it. [default: demo.perfscope, gpu-demo.perfscope]",
+)
+@click.option(
+    "-d",
+    "--seconds",
+    metavar="SECONDS",
+    type=Seconds(1, 600),
+    default=10.0,
+    help="How long to record, 1 to 600. [default: 10]",
+)
+@click.option("--gpu", is_flag=True, help="Show a recording of an LLM on a GPU, made elsewhere; needs no GPU.")
 @click.option("--force", is_flag=True, help="Replace an earlier demo's session and flame graph.")
-def command(output: Path, seconds: float, force: bool) -> None:
+@click.pass_context
+def command(context: click.Context, output: Path | None, seconds: float, gpu: bool, force: bool) -> None:
     """Record the example inference service under load, print its diagnosis and write its flame graph."""
+    if gpu and context.get_parameter_source("seconds") is not ParameterSource.DEFAULT:
+        raise UsageError("--gpu shows a finished recording: --seconds can't lengthen it", hint="perfscope demo --gpu")
+    output = output or Path("gpu-demo.perfscope" if gpu else "demo.perfscope")
     flame = output.with_suffix(".html")
     for path in (output, flame):
         if path.exists() and not force:
-            raise UsageError(f"{path} exists already", hint="perfscope demo --force, or another name with -o")
+            again = f"perfscope demo{' --gpu' if gpu else ''} --force"
+            raise UsageError(f"{path} exists already", hint=f"{again}, or another name with -o")
+    if gpu:
+        _show_gpu(output, flame, force=force)
+    else:
+        _record(output, flame, seconds, force=force)
+
+
+def _show_gpu(output: Path, flame: Path, *, force: bool) -> None:
+    """Diagnoses and draws the shipped recording, from a copy of it at `output`."""
+    say(_gpu_demo.ABOUT)
+    _gpu_demo.copy(output, force=force)
+    _perfscope("diagnose", str(output))
+    _perfscope("flame", str(output), "-o", str(flame), "--weight", "gpu", *(["--force"] if force else []))
+    say(_gpu_demo.LOOK.format(session=output, flame=flame.resolve()))
+
+
+def _record(output: Path, flame: Path, seconds: float, *, force: bool) -> None:
+    """Records the example stack under load into `output`, diagnoses and draws it."""
     flame.unlink(missing_ok=True)
     python = [sys.executable, "-m"]
     with ExitStack() as running:

@@ -23,11 +23,25 @@ _SOURCES = {"samples": ("samples", "pyspy"), "gpu": ("GPU activity", "cuda")}
 
 @click.command("flame")
 @click.argument("session", type=click.Path(path_type=Path))
-@click.option("-o", "--output", help="File to write; - is stdout.  [default: SESSION's name in this directory]")
-@click.option("--format", "format_", type=click.Choice(list(FORMATS)), default="html", show_default=True)
-@click.option("--weight", type=click.Choice(WEIGHTS), help="What widths stand for.  [default: wall, or what there is]")
-@click.option("--from", "from_s", type=float, help="Only from this moment on, in seconds of the recording.")
-@click.option("--to", "to_s", type=float, help="Only up to this moment, in seconds of the recording.")
+@click.option(
+    "-o", "--output", metavar="FILE", help="File to write; - is stdout. [default: SESSION's name in this directory]"
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(list(FORMATS)),
+    default="html",
+    help="What to write, see above. [default: html]",
+)
+@click.option("--weight", type=click.Choice(WEIGHTS), help="What widths stand for. [default: wall, or what there is]")
+@click.option(
+    "--from",
+    "from_s",
+    metavar="SECONDS",
+    type=float,
+    help="Only from this moment on, counted from the recording's start.",
+)
+@click.option("--to", "to_s", metavar="SECONDS", type=float, help="Only up to this moment.")
 @click.option("--thread", metavar="PATTERN", help="Only threads whose name matches, e.g. 'worker-*'.")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 def command(
@@ -43,8 +57,8 @@ def command(
     """Write the flame graph of a session.
 
     \b
-    html        one page with its own viewer; opens in a browser without any network
-    folded      'process;thread;frame;...;leaf count' lines, in ns
+    html        one page for any browser, with its viewer in it; needs no network
+    folded      lines 'process;thread;frame;...;leaf weight', in nanoseconds
     speedscope  for https://www.speedscope.app
     """
     from perfscope.merge import build_tree, kernel_groups

@@ -13,7 +13,11 @@ from perfscope.cli._streams import say
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Session directory (default: after the 1st file)."
+    "-o",
+    "--output",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Session directory. [default: named after the first file]",
 )
 @click.option("--force", is_flag=True, help="Replace an existing session.")
 def command(files: tuple[Path, ...], output: Path | None, force: bool) -> int:

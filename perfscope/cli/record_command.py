@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from perfscope.cli._seconds import Seconds
+from perfscope.collectors import COLLECTORS
 from perfscope.errors import RecordingError, UsageError
 from perfscope.recording.launch import RunAs, Target
 from perfscope.recording.names import default_path
@@ -26,31 +27,84 @@ def _ncu_mode(_: click.Context, __: click.Parameter, value: str | None) -> str |
 
 
 @click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Session directory (default: named after CMD).")
-@click.option("-d", "--duration", type=Seconds(0, 1e9, min_open=True), help="Stop recording after SECONDS.")
-@click.option("-r", "--rate", type=click.IntRange(1, 1000), default=100, show_default=True, help="Samples a second.")
-@click.option("--collect", help="Collectors to use, comma-separated (default: all that can run).")
+@click.option(
+    "-o",
+    "--output",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Session directory. [default: named after CMD]",
+)
+@click.option(
+    "-d",
+    "--duration",
+    metavar="SECONDS",
+    type=Seconds(0, 1e9, low_open=True),
+    help="Stop recording after so long. [default: when CMD or the processes end]",
+)
+@click.option(
+    "-r",
+    "--rate",
+    metavar="HZ",
+    type=click.IntRange(1, 1000),
+    default=100,
+    show_default=True,
+    help="Samples a second.",
+)
+@click.option(
+    "--collect",
+    metavar="LIST",
+    help=f"Collectors, comma-separated: {', '.join(COLLECTORS)}. [default: all that can run]",
+)
 @click.option("--native", is_flag=True, help="Native frames below Python ones; stops the target for each sample.")
 @click.option("--blocking", is_flag=True, help="Stop the target for each Python sample: no torn stacks, slower target.")
-@click.option("--ebpf-backend", type=click.Choice(["auto", "libbpf", "bcc", "perf"]), default="auto", show_default=True)
-@click.option("--gpu-rate", type=click.IntRange(1, 100), default=10, show_default=True, help="GPU counters a second.")
+@click.option(
+    "--ebpf-backend",
+    type=click.Choice(["auto", "libbpf", "bcc", "perf"]),
+    default="auto",
+    help="How kernel events are read. [default: auto, the first of these that works]",
+)
+@click.option(
+    "--gpu-rate",
+    metavar="HZ",
+    type=click.IntRange(1, 100),
+    default=10,
+    show_default=True,
+    help="Looks at GPU counters a second.",
+)
 @click.option(
     "--ncu",
     is_flag=False,
     flag_value="second",
     callback=_ncu_mode,
     metavar="[only]",
-    help="Run CMD a second time under Nsight Compute for the kernels that mattered; --ncu=only: just that run.",
+    help="Measure the GPU kernels that mattered in a second run of CMD; --ncu=only: just that run.",
 )
-@click.option("--ncu-limit", type=Seconds(1, 1e6), default=300, show_default=True, help="Longest that run may take, s.")
 @click.option(
-    "--ncu-clocks", type=click.Choice(["none", "base"]), default="none", help="base: lock the GPU's clocks for it."
+    "--ncu-limit",
+    metavar="SECONDS",
+    type=Seconds(1, 1e6),
+    default=300,
+    help="Longest that run may take. [default: 300]",
 )
-@click.option("--user", help="Run CMD as this user (needs root); the session is theirs, too.")
+@click.option(
+    "--ncu-clocks",
+    type=click.Choice(["none", "base"]),
+    default="none",
+    help="base: lock the GPU's clocks for that run. [default: none]",
+)
+@click.option("--user", metavar="NAME", help="Run CMD as this user (needs root); the session is theirs, too.")
 @click.option("--force", is_flag=True, help="Replace an existing session.")
 @click.option("--no-raw", is_flag=True, help="Don't keep the tools' own files.")
-@click.option("-p", "--pid", "pids", type=click.IntRange(min=1), multiple=True, help="Running process; repeatable.")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "-p",
+    "--pid",
+    "pids",
+    metavar="PID",
+    type=click.IntRange(min=1),
+    multiple=True,
+    help="Record this running process; repeatable.",
+)
+@click.argument("command", metavar="(-p PID... | -- CMD...)", nargs=-1, type=click.UNPROCESSED)
 def command(
     output: Path | None,
     duration: float | None,
@@ -79,11 +133,9 @@ def command(
     CMD does. After --duration the session is written, CMD runs on, and perfscope waits for it. With -p, Ctrl-C, SIGTERM
     and SIGHUP end the recording and touch nothing else.
 
-    \b
-    perfscope record --ncu -- python bench.py   then runs it again under Nsight Compute (GPU kernels, replayed)
-
-    The second run has the same arguments and environment, no input, and its output goes into the session. It measures
-    the kernels that carried 90 % of the first run's GPU time, some launches each.
+    --ncu runs CMD a second time, under NVIDIA's Nsight Compute, which replays each kernel it measures: those that
+    carried 90 % of the first run's GPU time, some launches each. The second run has the same arguments and environment
+    and no input; its output goes into the session.
 
     --user changes user, group and supplementary groups; under sudo also HOME, USER and LOGNAME, which sudo had changed.
     """
