@@ -209,9 +209,11 @@ def blocking_calls(facts: Facts) -> Calls:
 
 def after_sync(facts: Facts, gpu: Gpu) -> Int64:
     """int64[gaps]: row of the blocking call that the gap followed (the GPU ran dry in it); -1 where the launching
-    thread wasn't held up by one."""
+    thread wasn't held up by one, as what ran next was launched before the call, or before the gap."""
     calls, gaps = blocking_calls(facts), gpu.gaps
     found = np.full(len(gaps), -1, np.int64)
+    launched = gpu.rows.launch[gaps.next]
+    late = (launched == NEVER) | (launched > gaps.start)
     launcher = gpu.rows.tid[gaps.next]
     for tid in np.unique(launcher).tolist():
         rows = np.flatnonzero((calls.pid == gpu.pid) & (calls.tid == tid))
@@ -220,6 +222,7 @@ def after_sync(facts: Facts, gpu: Gpu) -> Int64:
             continue
         # the last call of the thread begun before the launch that ended the gap
         last = np.searchsorted(calls.start[rows], gaps.launch[mine]) - 1
-        held = (last >= 0) & (calls.end[rows[last]] >= gaps.start[mine])
+        end = calls.end[rows[last]]
+        held = (last >= 0) & late[mine] & (end >= gaps.start[mine]) & (end <= gaps.end[mine])
         found[mine[held]] = rows[last[held]]
     return found

@@ -139,8 +139,11 @@ def test_each_gpu_is_judged_alone(sampled):
 # Throttled
 
 
-def throttled(sampled, reason="sw_thermal_slowdown", busy=100, clock=990, active=50):
+def throttled(sampled, reason="sw_thermal_slowdown", busy=100, clock=990, active=50, limit=None, default=None):
     """`active` of 100 samples below the clock, at half of it by default."""
+    for name, watts in (("gpu_power_limit_w", limit), ("gpu_power_limit_default_w", default)):
+        if watts is not None:
+            sampled.points(name, [watts], every_ms=1000)
     sampled.gpm("gpu_busy_pct", [busy] * 100)
     sampled.points(f"gpu_clock_event_{reason}", [1] * active + [0] * (100 - active))
     sampled.points("gpu_sm_clock_mhz", [clock] * active + [1980] * (100 - active))
@@ -162,7 +165,7 @@ def test_throttling_gives_back_what_the_lower_clock_cost(sampled):
 
 def test_a_busy_gpu_counts_more_than_an_idle_one(sampled):
     sampled.gpm("gpu_busy_pct", [90] * 50 + [10] * 50)
-    sampled.points("gpu_clock_event_sw_power_cap", [0] * 50 + [1] * 50)
+    sampled.points("gpu_clock_event_hw_slowdown", [0] * 50 + [1] * 50)
     sampled.points("gpu_sm_clock_mhz", [1980] * 50 + [495] * 50)
     sampled.points("gpu_sm_clock_max_mhz", [1980], every_ms=10_000)
     verdict = sampled.verdict("gpu-throttled")
@@ -171,11 +174,35 @@ def test_a_busy_gpu_counts_more_than_an_idle_one(sampled):
     assert "10.0 %" in verdict.why
 
 
-def test_a_few_percent_below_the_clock_at_the_power_limit_are_healthy(sampled):
-    throttled(sampled, "sw_power_cap", clock=1900, active=100)
+def test_a_few_percent_below_the_clock_at_a_lowered_power_limit_cost_nothing(sampled):
+    throttled(sampled, "sw_power_cap", clock=1900, active=100, limit=650, default=700)
     verdict = sampled.verdict("gpu-throttled")
     assert verdict.verdict == "ok"
-    assert "100.0 %" in verdict.why
+    assert "slowed down in 100.0 %" in verdict.why
+
+
+@pytest.mark.parametrize(("limit", "default"), [(700, 700), (700, None), (None, 700), (None, None), (750, 700)])
+def test_a_board_at_a_power_limit_that_nobody_lowered_is_not_throttled(sampled, limit, default):
+    throttled(sampled, "sw_power_cap", clock=1485, active=100, limit=limit, default=default)
+    verdict = sampled.verdict("gpu-throttled")
+    assert verdict.verdict == "ok"
+    assert "at its power limit in 100.0 % of its busy time (SM clock meanwhile, mean 1485 MHz" in verdict.why
+    assert "slowed down in 0.0 %" in verdict.why
+
+
+def test_a_lowered_power_limit_is_throttling(sampled):
+    throttled(sampled, "sw_power_cap", clock=990, active=100, limit=350, default=700)
+    (finding,) = sampled.verdict("gpu-throttled").findings
+    assert finding.gives_back_pct == pytest.approx(50)
+    assert "lowered power limit" in finding.title and "default" in finding.advice
+
+
+def test_heat_beside_the_power_limit_counts_alone(sampled):
+    throttled(sampled, "sw_power_cap", active=100, limit=700, default=700)
+    sampled.points("gpu_clock_event_hw_thermal_slowdown", [1] * 20 + [0] * 80)
+    (finding,) = sampled.verdict("gpu-throttled").findings
+    assert evidence(finding, "busy time at a lowered clock") == pytest.approx(20)
+    assert finding.gives_back_pct == pytest.approx(10)
 
 
 @pytest.mark.parametrize("reason", ["gpu_idle", "applications_clocks_setting", "sync_boost"])

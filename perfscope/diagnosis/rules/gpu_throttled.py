@@ -2,6 +2,10 @@
 
 Busy time is the integral of how busy the GPU was. gives_back: the busy time below the highest clock times
 (1 - clock / highest clock), as if all work sped up with the SM clock; work bound by memory does not.
+
+A board that is held at its power limit is not throttled by that, unless somebody set that limit below the board's own
+default: dense matrix multiplies reach the power that a board is built for below its highest clock, every time, and
+nothing is to be mended (NVIDIA's name for it, SW power cap, is no slowdown).
 """
 
 from __future__ import annotations
@@ -19,13 +23,14 @@ RULE = "gpu-throttled"
 NEEDS = ("nvml",)
 _PREFIX = "gpu_clock_event_"
 REASONS = {
-    "sw_power_cap": ("power limit", "raise the power limit (nvidia-smi -pl WATTS, up to the board's maximum)"),
+    "sw_power_cap": ("lowered power limit", "raise the power limit to the board's default (nvidia-smi -pl WATTS)"),
     "hw_power_brake_slowdown": ("power brake", "check the power supply of the machine: it asks the GPU to slow down"),
     "sw_thermal_slowdown": ("heat", "cool it better: airflow, fans, dust, temperature of the room"),
     "hw_thermal_slowdown": ("heat, in hardware", "cool it better at once: airflow, fans, mounting of the cooler"),
     "hw_slowdown": ("hardware slowdown", "check cooling and power supply (nvidia-smi -q -d PERFORMANCE)"),
 }
 """Clock event -> its name for people, and what mends it. Other events (idle, chosen clocks) are no throttling."""
+_CAP = "sw_power_cap"
 
 
 def evaluate(facts: Facts, limits: Limits) -> Verdict:
@@ -34,7 +39,7 @@ def evaluate(facts: Facts, limits: Limits) -> Verdict:
         facts,
         [
             *names, "gpu_busy_pct", "gpu_utilization_pct", "gpu_sm_clock_mhz", "gpu_sm_clock_max_mhz", "gpu_power_w",
-            "gpu_power_limit_w", "gpu_temperature_c",
+            "gpu_power_limit_w", "gpu_power_limit_default_w", "gpu_temperature_c",
         ],
     )  # fmt: skip
     findings, said = [], []
@@ -50,7 +55,12 @@ def evaluate(facts: Facts, limits: Limits) -> Verdict:
             said.append(f"{device} was never busy")
             continue
         active = {r: s.near(clock_times.time_ns, 0) > 0 for r, s in events.items()}
-        slowed = np.any(list(active.values()), axis=0)
+        if _CAP in active and not _lowered(counters, device):
+            capped = weights * active.pop(_CAP)
+            share = 100 * float(capped.sum() / weights.sum())
+            around = _at_power_limit(facts, counters, device, clock_times, capped)
+            said.append(f"{device} was at its power limit in {share:.1f} % of its busy time{around}")
+        slowed = np.any([np.zeros(len(weights), bool), *active.values()], axis=0)
         share = 100 * float(weights[slowed].sum() / weights.sum())
         said.append(f"{device} was slowed down in {share:.1f} % of its busy time")
         found = _finding(facts, limits, counters, device, clock_times, weights, active, slowed, share)
@@ -98,6 +108,25 @@ def _finding(
         "; ".join(dict.fromkeys(REASONS[r][1] for r in causes[:2])),
         see(facts),
     )
+
+
+def _lowered(counters: Counters, device: str) -> bool:
+    """Whether the power limit in force was ever below the board's default; False where one of them isn't known."""
+    gpu = counters.parent(device)
+    limit, default = counters.series(gpu, "gpu_power_limit_w"), counters.series(gpu, "gpu_power_limit_default_w")
+    return limit is not None and default is not None and bool(limit.value.min() < default.value.max())
+
+
+def _at_power_limit(
+    facts: Facts, counters: Counters, device: str, times: Series, weights: npt.NDArray[np.float64]
+) -> str:
+    """What is known of the busy time (weights: only that) at a power limit that nobody is known to have lowered."""
+    held = weights > 0
+    known = [
+        *_clocks(facts, counters, device, times, weights)[1],
+        *_surroundings(counters, device, times.time_ns[held]),
+    ]
+    return " (" + ", ".join(f"{e.what} {e.value:.0f} {e.unit}" for e in known) + ")" if known else ""
 
 
 def _clocks(
