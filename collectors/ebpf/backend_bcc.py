@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from perfscope import probes
-from perfscope.collectors.ebpf import libbpf, tracefs
+from perfscope.collectors.ebpf import libbpf, privilege, tracefs
 from perfscope.collectors.ebpf.backend import Losses, Thread
 from perfscope.collectors.ebpf.raw import UnpairedBackend, block_tracepoints
 from perfscope.collectors.ebpf.records import BLOCK, EVENT, chunks
@@ -54,9 +54,10 @@ class BccBackend(UnpairedBackend):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self._bcc = find_bcc()
+        privilege.require_bpf()
         start, *_ = block_tracepoints()
         if tracefs.root() is None:
-            raise CollectorError("tracefs is not mounted, or not readable for this user", hint=tracefs.MOUNT_HINT)
+            raise tracefs.unreadable()
         source = probes.path("bpf", "event.h").read_text() + probes.path("bpf", "tracepoints.bcc.c").read_text()
         try:
             self._bpf = self._bcc.BPF(text=source.replace("BLOCK_START", start).encode())

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from perfscope import probes
-from perfscope.collectors.ebpf import libbpf, tracefs
+from perfscope.collectors.ebpf import libbpf, privilege, tracefs
 from perfscope.collectors.ebpf.backend import Backend, Losses, Thread
 from perfscope.collectors.ebpf.records import ALIVE, BLOCK, EVENT, OP_TIMED, WAIT
 from perfscope.collectors.ebpf.ring import drain_last, open_ring, write_all
@@ -59,6 +59,7 @@ class LibbpfBackend(Backend):
         machine = platform.machine()
         if machine not in FUTEX_NUMBER:
             raise CollectorError(f"no system call numbers known for {machine}")
+        privilege.require_bpf()
         first = "on_io_start" if kernel_has("block_io_start") else "on_getrq"
         self._object, programs = self._load((*COMMON, first), machine)
         self._early = OP_EARLY if FUNCTION_HOOKS[0] in programs else 0

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from perfscope.collectors.ebpf import privilege
 from perfscope.errors import CollectorError
 
 _P = c.c_void_p
@@ -86,7 +87,7 @@ def _fail(what: str, error: int) -> CollectorError:
         detail = "..." + detail[-600:]
     hint = None
     if error == errno.EPERM:  # EACCES is how the verifier rejects a program
-        hint = "run as root, or: setcap cap_bpf,cap_perfmon=ep on the Python that runs perfscope"
+        hint, detail = privilege.HINT, ""  # libbpf's guesses, of kernel options and memory limits, mislead
     return CollectorError(f"{what}: {os.strerror(error)}" + (f" ({detail})" if detail else ""), hint=hint)
 
 

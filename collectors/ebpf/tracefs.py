@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from perfscope.collectors.ebpf import privilege
 from perfscope.errors import CollectorError
 
 MOUNT_HINT = "mount -t tracefs nodev /sys/kernel/tracing"
@@ -65,6 +66,17 @@ def root() -> Path | None:
     return None
 
 
+def unreadable() -> CollectorError:
+    """Why `root` found none, and what mends it."""
+    try:
+        mounted = any(line.split()[2:3] == ["tracefs"] for line in Path("/proc/mounts").read_text().splitlines())
+    except OSError:
+        mounted = False
+    if mounted:
+        return CollectorError("tracefs is not readable for this user", hint=privilege.HINT)
+    return CollectorError("tracefs is not mounted", hint=MOUNT_HINT)
+
+
 def events(category: str) -> list[str]:
     """Names of a category's tracepoints; empty if the kernel has none, or tracefs can't be read."""
     base = root()
@@ -81,7 +93,7 @@ def tracepoint(category: str, name: str) -> Tracepoint:
     """Raises CollectorError if tracefs isn't mounted or readable, or the kernel has no such tracepoint."""
     base = root()
     if base is None:
-        raise CollectorError("tracefs is not mounted, or not readable for this user", hint=MOUNT_HINT)
+        raise unreadable()
     directory = base / "events" / category / name
     try:
         number = int((directory / "id").read_text())

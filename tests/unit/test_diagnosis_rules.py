@@ -285,6 +285,46 @@ def test_hotspot_without_stacks_is_not_evaluable(made):
     assert made.verdict("python-hotspot").verdict == "not_evaluable"
 
 
+def held_gil(made, tid, stack, looks):
+    made.writer.append("samples", [
+        {"source": "pyspy-gil", "pid": PID, "tid": tid, "stack_id": stack, "count": looks, "torn": False}
+    ])  # fmt: skip
+
+
+def test_hotspot_by_gil_holders_where_there_is_no_ebpf(tmp_path):
+    """Two threads in ten seconds: one waits, one holds the GIL for half of the time, most of that in one function."""
+    for held, expected in ((1.0, "flagged"), (0.05, "ok")):
+        made = Made(tmp_path / str(held), collectors=("pyspy",))
+        made.collectors["ebpf"] = CollectorReport("unavailable", "needs root", "sudo perfscope")
+        hot, cool, wait = made.stack("main", "score"), made.stack("main", "render"), made.stack("get")
+        made.thread(1, "main", [("unknown", 10_000, ROOT)])
+        made.thread(2, "idle", [("unknown", 10_000, ROOT)])
+        made.samples(1, hot, 1000)
+        made.samples(2, wait, 1000)
+        held_gil(made, 1, hot, int(400 * held))
+        held_gil(made, 1, cool, int(100 * held))
+        verdict = made.verdict("python-hotspot")
+        assert verdict.verdict == expected
+        if expected == "flagged":
+            (finding,) = verdict.findings
+            assert (finding.where.function, finding.where.thread) == ("score", "main")
+            assert finding.gives_back_pct == 40
+            low, _ = wilson(0.8, 500)
+            assert value(finding, "lower end") == pytest.approx(100 * low, abs=0.01)
+            assert "not counted" in finding.advice
+
+
+def test_hotspot_with_neither_ebpf_nor_gil_holders_says_both(made):
+    made.collectors["ebpf"] = CollectorReport("unavailable", "needs root", "sudo perfscope")
+    made.thread(1, "main", [("unknown", 10_000, ROOT)])
+    made.samples(1, made.stack("main"), 1000)
+    verdict = made.verdict("python-hotspot")
+    assert verdict.verdict == "not_evaluable"
+    assert "needs root" in verdict.why
+    assert "who held the GIL" in verdict.why
+    assert "sudo perfscope" in verdict.why
+
+
 def test_wilson_against_published_values():
     # Newcombe 1998, Statistics in Medicine 17:857, table I, method 3.
     assert wilson(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)

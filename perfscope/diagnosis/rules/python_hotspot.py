@@ -4,6 +4,10 @@ Measured on the looks of the sampler at threads that were on a CPU at that momen
 function, where time in the standard library counts for the function that called it. The lower end of the share's 95 %
 confidence interval (Wilson's score interval, E. B. Wilson 1927) must reach the threshold. gives_back:
 Facts.ceiling_of_parts_pct: of each thread's CPU time goes the share in which it was seen in the function.
+
+Without the scheduler's events nobody knows who was on a CPU, but the sampler's second instance knows who held the GIL,
+as one thread at most does: the same rule then takes its looks, of Python code alone, and says so. gives_back: the time
+in which the function held the GIL, as no one else ran Python meanwhile.
 """
 
 from __future__ import annotations
@@ -26,32 +30,42 @@ from perfscope.diagnosis.describe import (
     where,
 )
 from perfscope.diagnosis.facts import Facts
+from perfscope.diagnosis.intervals import Intervals
 from perfscope.diagnosis.thresholds import Limits
-from perfscope.merge.slices import RUNNING
+from perfscope.merge.slices import RUNNING, UNKNOWN
 from perfscope.model.finding import Finding, Severity, Verdict
 from perfscope.model.stacks import ROOT
 
 RULE = "python-hotspot"
 NEEDS = ("ebpf", "pyspy")
 MEASURED = "samples (py-spy) on a CPU (sched, exact)"
+BY_GIL = "GIL holders (py-spy)"
+NOT_KNOWN = "without eBPF, code that lets the GIL go, as numpy does, is not counted"
 
 
 def evaluate(facts: Facts, limits: Limits) -> Verdict:
     pids = facts.pids("python")
     if not pids:
         return not_evaluable(RULE, "no Python process in this session")
-    for collector in ("pyspy", "ebpf"):
-        if gap := facts.collector_gap(collector):
-            return not_evaluable(RULE, gap[0], gap[1])
-    results = [_process(facts, limits, pid) for pid in pids]
+    if gap := facts.collector_gap("pyspy"):
+        return not_evaluable(RULE, gap[0], gap[1])
+    no_cpu = facts.collector_gap("ebpf")
+    results = [_by_gil(facts, limits, pid, no_cpu) if no_cpu else _process(facts, limits, pid) for pid in pids]
     findings = tuple(r for r in results if isinstance(r, Finding))
     said = [r for r in results if isinstance(r, str)]
     missing = [r.missing for r in results if isinstance(r, _Missing)]
     if findings:
         return Verdict(RULE, "flagged", "; ".join(f.title for f in findings), findings)
     if missing and not said:
-        return not_evaluable(RULE, "; ".join(missing), "a longer recording, or a higher rate with -r")
-    return ok(RULE, "; ".join(said + missing))
+        return not_evaluable(RULE, "; ".join(missing), no_cpu[1] if no_cpu else _MORE_LOOKS)
+    return ok(RULE, "; ".join(said + missing) + (f" ({NOT_KNOWN})" if no_cpu else ""))
+
+
+_MEND = (
+    "cache its results, vectorise it with numpy, move the loop into a compiled library (tokenizers, a C extension, "
+    "Cython, Numba), or call it less often by batching"
+)
+_MORE_LOOKS = "a longer recording, a higher rate with -r, or a host with a CPU to spare for py-spy"
 
 
 class _Missing:
@@ -78,7 +92,10 @@ def _process(facts: Facts, limits: Limits, pid: int) -> Finding | str | _Missing
         return _Missing(f"pid {pid}: only {seen:.0f} samples of running threads")
     unsampled = max(0.0, 100 * (1 - seen * period / running.total_ns))
     if unsampled > limits["unsampled_pct"].value:
-        return _Missing(f"pid {pid}: {unsampled:.0f} % of its CPU time has no Python stack")
+        return _Missing(
+            f"pid {pid}: {unsampled:.0f} % of its CPU time has no Python stack (threads without Python, or "
+            "py-spy got no CPU to look)"
+        )
     frame, count, stack = by_function(facts, owners, looks, "python")[0]
     share = count / seen
     low, high = wilson(share, seen)
@@ -107,10 +124,52 @@ def _process(facts: Facts, limits: Limits, pid: int) -> Finding | str | _Missing
             against("CPU time without a Python stack", unsampled, limits["unsampled_pct"], MEASURED),
         ),
         round(gain, 1),
-        f"{seconds(share * running.total_ns)} of CPU time in one function: cache its results, vectorise it with numpy, "
-        "move the loop into a compiled library (tokenizers, a C extension, Cython, Numba), or call it less often by "
-        "batching",
+        f"{seconds(share * running.total_ns)} of CPU time in one function: {_MEND}",
         flame(facts, "cpu", [thread_name(facts, t) for t in parts]),
+    )
+
+
+def _by_gil(facts: Facts, limits: Limits, pid: int, gap: tuple[str, str]) -> Finding | str | _Missing:
+    """The rule where nothing but samples is there."""
+    rows = facts.rows("samples", source="pyspy-gil", pid=pid, torn=False)
+    owners = facts.own_code["python"][rows["stack_id"].to_numpy()]
+    looks = rows["count"].to_numpy().astype(float)
+    period = _period_ns(facts, pid)
+    held = float(looks.sum())
+    if not held or period is None:
+        return _Missing(f"pid {pid}: {gap[0]}, and no sample says who held the GIL")
+    if facts.elapsed_ns <= 0 or 100 * held * period / facts.elapsed_ns < limits["gives_back_pct"].value:
+        return f"pid {pid}: it held the GIL for less than {limits['gives_back_pct'].value:g} % of the recording"
+    if held < limits["looks"].value:
+        return _Missing(f"pid {pid}: {gap[0]}, and only {held:.0f} samples of who held the GIL")
+    found = by_function(facts, owners, looks, "python")
+    if not found:
+        return _Missing(f"pid {pid}: no Python stack among the samples of who held the GIL")
+    frame, count, stack = found[0]
+    share = count / held
+    low, high = wilson(share, held)
+    gain = min(100.0, 100 * count * period / facts.elapsed_ns)
+    text = f"{label(frame)} has the GIL in {100 * share:.0f} % of the time in which pid {pid} holds it"
+    if 100 * low < limits["cpu_share_pct"].value or gain < limits["gives_back_pct"].value:
+        return f"the hottest function, {text}, is below the thresholds"
+    tids = rows.filter(_in_function(facts, owners, frame.function, frame.file))["tid"].drop_null().unique().to_pylist()
+    threads = [facts.index[pid, tid] for tid in tids if (pid, tid) in facts.index]
+    seen = facts.spent([UNKNOWN], [pid])
+    return Finding(
+        RULE,
+        f"Python hotspot: {text} ({100 * low:.0f}-{100 * high:.0f} %)",
+        Severity.INFO,
+        where(facts, seen.where(np.isin(seen.thread, threads)) if threads else Intervals.of([]), stack),
+        (
+            against("GIL time, lower end of the 95 % interval", 100 * low, limits["cpu_share_pct"], BY_GIL),
+            against("ceiling of elapsed time saved", gain, limits["gives_back_pct"], BY_GIL),
+            observed("share of the process's GIL time", 100 * share, "%", BY_GIL),
+            observed("upper end of the 95 % interval", 100 * high, "%", BY_GIL),
+            against("looks that found the GIL held", held, limits["looks"], BY_GIL),
+        ),
+        round(gain, 1),
+        f"{seconds(count * period)} of holding the GIL in one function ({NOT_KNOWN}): {_MEND}",
+        flame(facts, "wall", [thread_name(facts, t) for t in threads]),
     )
 
 
