@@ -6,6 +6,8 @@ import gzip
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from perfscope.model.info import CollectorReport, SessionInfo
 from perfscope.model.session import Session, SessionWriter
 from perfscope.recording.import_files import import_files
@@ -18,6 +20,17 @@ def unpacked(name: str, directory: Path) -> Path:
     file = directory / name
     file.write_bytes(gzip.decompress((DATA / f"{name}.gz").read_bytes()))
     return file
+
+
+CRASHES = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n"
+"""An ncu_report module that crashes."""
+
+
+def stand_in_reader(monkeypatch: pytest.MonkeyPatch, directory: Path, code: str) -> None:
+    """Puts a module before the real ncu_report."""
+    directory.mkdir(exist_ok=True)
+    (directory / "ncu_report.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(directory))
 
 
 def session_of(file: Path, directory: Path) -> Session:

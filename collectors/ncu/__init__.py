@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from perfscope.collectors.base import ImportResult
-from perfscope.collectors.ncu import binaryreport, launches, textreport
-from perfscope.errors import InputError
+from perfscope.collectors.ncu import binaryreport, export, launches, textreport
+from perfscope.errors import InputError, PerfscopeError
 from perfscope.model.info import CollectorReport
 from perfscope.model.session import SessionWriter
 
@@ -41,7 +41,7 @@ def read(path: Path) -> tuple[list[launches.Launch], CollectorReport]:
     with path.open("rb") as file:
         binary = binaryreport.sniff(file.read(4))
     if binary:
-        measured, report.why = binaryreport.read(path)
+        measured = _binary(path, report)
     else:
         measured, unread = textreport.read(path)
         report.lost_events = unread
@@ -55,3 +55,22 @@ def read(path: Path) -> tuple[list[launches.Launch], CollectorReport]:
         "Nsight Compute replays each kernel alone, with cold caches unless asked: its times are its own"
     )
     return measured, report
+
+
+def _binary(path: Path, report: CollectorReport) -> list[launches.Launch]:
+    """Through NVIDIA's reader, or through ncu's own export where that isn't there or fails; the report says which."""
+    binaryreport.check_size(path)
+    try:
+        measured = binaryreport.read(path)
+        report.details["reader"] = "ncu-report"
+    except binaryreport.ReaderError as error:
+        try:
+            measured, report.lost_events = export.read(path)
+        except PerfscopeError:
+            raise InputError(f"{error}{binaryreport.damage(path)}", hint=error.hint) from None
+        report.details["reader"] = "ncu --import"
+        report.notes.append(f"{error.why}: read through ncu's own export, which rounds values")
+    if not measured:
+        raise InputError(f"{path}: no measured launch in it{binaryreport.damage(path)}", hint="record it again")
+    report.why = binaryreport.lacking(path, len(measured))
+    return measured

@@ -38,8 +38,8 @@ _GET = (
 )
 _PARAMETERS = Path("/proc/driver/nvidia/params")
 _CAP_SYS_ADMIN = 21
-_EVERY_LAUNCHES = 1
-"""Launches measured of each kernel where there was no first run to choose from."""
+_FIRST = 1
+"""Which launch of each kernel is measured where there was no first run to choose from."""
 
 
 def find() -> Path:
@@ -96,14 +96,16 @@ def command_line(
 ) -> list[str]:
     """The whole command. selection None: one launch of every kernel in every configuration."""
     line = [str(ncu), "--export", str(report), "--force-overwrite", "--log-file", str(log)]
-    line += ["--target-processes", "all", "--clock-control", clocks, "--filter-mode", "per-launch-config"]
+    line += ["--target-processes", "all", "--clock-control", clocks]
     for section in SECTIONS:
         line += ["--section", section]
     line += ["--metrics", ",".join(METRICS)]
+    # A kernel id counts the launches of each function in each configuration. (--launch-skip and --launch-count of
+    # --filter-mode per-launch-config count those of all functions launched with one grid, block and shared memory.)
     if selection is None:
-        line += ["--launch-count", str(_EVERY_LAUNCHES)]
+        line += ["--kernel-id", f":::{_FIRST}"]
     else:
         names = "|".join(sorted(selection.functions))
-        line += ["--kernel-name-base", "function", "--kernel-name", f"regex:^({names})$"]
-        line += ["--launch-skip", str(selection.skip), "--launch-count", str(LAUNCHES)]
+        numbers = "|".join(str(selection.skip + n) for n in range(1, LAUNCHES + 1))
+        line += ["--kernel-name-base", "function", "--kernel-id", f"::regex:^({names})$:^({numbers})$"]
     return [*line, *command]

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 _LINE = re.compile(r"==(PROF|WARNING|ERROR)== ?(.*)")
-_PROFILING = re.compile(r'==PROF== Profiling "(.*?)" - (\d+)(?: \(\d+/\d+\))?: ?(.*)')
+_PROFILING = re.compile(r'==PROF== Profiling "(.*?)"(?: - \d+)?(?: \(\d+/\d+\))?: ?(.*)')
 _PASSES = re.compile(r"100% - (\d+) pass")
 _EXIT = re.compile(r"The application returned an error code \((-?\d+)\)")
 
@@ -45,10 +45,10 @@ def parse(lines: Iterable[str]) -> Said:
     said = Said()
     for line in lines:
         if match := _PROFILING.search(line):
-            if done := _PASSES.search(match[3]):
+            if done := _PASSES.search(match[2]):
                 said.profiled += 1
                 said.passes = max(said.passes, int(done[1]))
-            said.stopped |= "==PROF== Received signal" in match[3]
+            said.stopped |= "==PROF== Received signal" in match[2]
             continue
         found = _LINE.match(line.strip())
         if not found:

@@ -29,7 +29,7 @@ class _Progress:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _EVERY_S
             of = "" if expected is None else f" of {expected}"
-            say(f"perfscope: ncu: {measured}{of} launches measured in {elapsed_s:.0f} s")
+            say(f"perfscope: ncu: {measured}{of} launches measured so far, after {elapsed_s:.0f} s")
 
 
 @contextmanager

@@ -26,10 +26,10 @@ import pyarrow.parquet as pq
 
 from perfscope import __version__
 from perfscope.collectors import ncu
-from perfscope.collectors.ncu import binaryreport, driver, messages, textreport
+from perfscope.collectors.ncu import driver, messages
 from perfscope.collectors.ncu.launches import Launch, columns
 from perfscope.collectors.ncu.selection import Selection, select
-from perfscope.errors import CollectorError, PerfscopeError
+from perfscope.errors import CollectorError, InputError, PerfscopeError
 from perfscope.model.info import CollectorReport, SessionInfo
 from perfscope.model.kernels import same_kernels
 from perfscope.model.schema import schema
@@ -44,7 +44,6 @@ _GRACE_S = 30.0
 """After the limit ncu is interrupted, and writes what it has; this long later it and all it started are killed."""
 _LOOK_EVERY_S = 0.2
 _INJECTION = (b"CUDA_INJECTION64_PATH", b"NVTX_INJECTION64_PATH")
-_EXPORT_LIMIT_S = 120.0
 
 Progress = Callable[[int, int | None, float], None]
 """Called with launches measured so far, launches expected (None if unknown), and seconds elapsed."""
@@ -87,6 +86,8 @@ def add(path: Path, command: list[str], settings: Settings, progress: Progress) 
             report.notes += [*_coverage(session, measured, chosen), *chosen.notes]
         except PerfscopeError as error:
             report = CollectorReport("failed", str(error), error.hint)
+            if isinstance(error, _Failed) and error.unread and not settings.keep_raw:
+                report.hint = "record it again without --no-raw, which throws the report away"
         _amend(session, measured, report)
     return report
 
@@ -109,16 +110,19 @@ def record_alone(path: Path, command: list[str], settings: Settings, progress: P
             state="recording",
         )
         writer.write_info(info)
+        keep_raw = settings.keep_raw
         try:
             ran = _run(command, writer.raw / "ncu", settings, None, progress)
         except CollectorError as error:
             if not isinstance(error, _Failed):
                 raise
-            ran = _Ran([], CollectorReport("failed", str(error), error.hint), error.exit_code_of_command)
+            why, hint = (text.replace(str(writer.raw), str(path / "raw")) for text in (str(error), error.hint or ""))
+            ran = _Ran([], CollectorReport("failed", why, hint or None), error.exit_code_of_command)
+            keep_raw |= error.unread
         writer.append("gpu_kernels", columns(ran.launches))
         info.start_ns, info.stop_ns, info.stopped_by = start, time.monotonic_ns(), "target exited"
         info.collectors, info.exit_status = {"ncu": ran.report}, ran.exit_code
-        writer.finish(info, keep_raw=settings.keep_raw)
+        writer.finish(info, keep_raw=keep_raw)
     except BaseException:
         writer.discard()
         raise
@@ -126,11 +130,12 @@ def record_alone(path: Path, command: list[str], settings: Settings, progress: P
 
 
 class _Failed(CollectorError):
-    """ncu ran and measured nothing."""
+    """ncu ran, and measured nothing or (unread) left a report that couldn't be read."""
 
-    def __init__(self, trouble: messages.Trouble, exit_code: int) -> None:
+    def __init__(self, trouble: messages.Trouble, exit_code: int, *, unread: bool = False) -> None:
         super().__init__(trouble.what, hint=trouble.hint)
         self.exit_code_of_command = exit_code
+        self.unread = unread
 
 
 def _run(command: list[str], directory: Path, settings: Settings, chosen: Selection | None, progress: Progress) -> _Ran:
@@ -162,14 +167,17 @@ def _run(command: list[str], directory: Path, settings: Settings, chosen: Select
     if not report_file.exists():
         raise _Failed(trouble or messages.Trouble(f"ncu left no report (exit status {status})", str(log)), exit_code)
     size = report_file.stat().st_size
-    launches, report = _read(executable, report_file, directory)
+    try:
+        launches, report = ncu.read(report_file)
+    except InputError as error:
+        raise _Failed(messages.Trouble(str(error), error.hint or ""), exit_code, unread=True) from None
     if trouble:
         report.status, report.hint = "partial", trouble.hint
         report.why = "; ".join(filter(None, (report.why, trouble.what)))
     if size > 1 << 30:
         report.notes.append(f"the report has {size / 1e9:.1f} GB; --no-raw doesn't keep it")
     report.version = _version(executable)
-    report.details = {
+    report.details |= {
         "launches": len(launches),
         "replays a launch": said.passes,
         "seconds": round(time.monotonic() - started, 1),
@@ -255,26 +263,6 @@ def _lines(log: Path) -> list[str]:
         return log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
-
-
-def _read(executable: Path, report_file: Path, directory: Path) -> tuple[list[Launch], CollectorReport]:
-    """Through NVIDIA's reader; through ncu's own export to CSV where that isn't installed."""
-    if binaryreport.available():
-        return ncu.read(report_file)
-    exported = directory / "report.csv"
-    line = [str(executable), "--import", str(report_file), "--csv", "--page", "raw", "--print-kernel-base", "mangled"]
-    with exported.open("wb") as out:
-        try:
-            subprocess.run(line, stdout=out, stderr=subprocess.DEVNULL, timeout=_EXPORT_LIMIT_S, check=True)
-        except (OSError, subprocess.SubprocessError):
-            raise CollectorError(
-                "neither ncu-report nor ncu itself could read the report", hint='pip install "perfscope-cli[ncu]"'
-            ) from None
-    launches, unread = textreport.read(exported)
-    if not launches:
-        raise CollectorError("ncu's report holds no launch", hint=f"its log is {directory / 'log.txt'}")
-    why = f"{unread} lines of its export could not be read" if unread else None
-    return launches, CollectorReport("partial" if unread else "ok", why, events=len(launches), lost_events=unread)
 
 
 def _version(executable: Path) -> str | None:

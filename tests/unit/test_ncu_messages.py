@@ -13,6 +13,13 @@ GOOD = """\
 ==PROF== Disconnected from process 2213
 ==PROF== Report: /home/me/partA.ncu-rep
 """
+UNNUMBERED = """\
+==PROF== Connected to process 1173 (/usr/bin/python3.12)
+==PROF== Profiling "nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_TNT": 0%....50%....100% - 23 passes
+==PROF== Profiling "nvjet_sm90_tst_48x64_64x15_4x2_h_bz_TNN": 0%....50%....100% - 23 passes
+==PROF== Disconnected from process 1173
+==PROF== Report: /tmp/w/rep.ncu-rep
+"""
 PERMISSION = """\
 ==PROF== Connected to process 9012 (/usr/local/bin/my-benchmark)
 ==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters on the target \
@@ -83,6 +90,10 @@ def told(text, timed_out=False, functions=("gemm",)):
 def test_a_good_run_is_counted_and_needs_no_explanation():
     assert parse(GOOD.splitlines()) == Said(profiled=2, passes=31, connected=1)
     assert told(GOOD) is None
+
+
+def test_launches_are_counted_where_ncu_doesnt_number_them():
+    assert parse(UNNUMBERED.splitlines()) == Said(profiled=2, passes=23, connected=1)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from ncu_helpers import KERNELS, launches, recorded, unpacked
+from ncu_helpers import CRASHES, KERNELS, launches, recorded, stand_in_reader, unpacked
 
 from perfscope.collectors.ncu import driver
 from perfscope.model.session import Session
@@ -28,6 +28,9 @@ import json, os, shutil, signal, subprocess, sys, time
 if "--version" in sys.argv:
     print("NVIDIA (R) Nsight Compute Command Line Profiler\\nVersion 2025.3.1.0 (build 1)")
     sys.exit()
+if "--import" in sys.argv:
+    {exported}
+    sys.exit()
 value = lambda name: sys.argv[sys.argv.index(name) + 1]
 where = max(i for i, part in enumerate(sys.argv) if part.startswith("--")) + 2
 json.dump(dict(argv=sys.argv, command=sys.argv[where:], env=dict(os.environ)), open({seen!r}, "w"))
@@ -39,7 +42,7 @@ json.dump(dict(argv=sys.argv, command=sys.argv[where:], env=dict(os.environ)), o
 def stand_in(tmp_path, monkeypatch):
     """Makes the `ncu` in PATH that logs `log`, then does `behaviour`."""
 
-    def make(log=GOOD, behaviour=""):
+    def make(log=GOOD, behaviour="", exported="sys.exit(1)"):
         bin_dir = tmp_path / "bin"
         bin_dir.mkdir(exist_ok=True)
         report = unpacked("kernels.ncu-rep", tmp_path)
@@ -48,7 +51,10 @@ def stand_in(tmp_path, monkeypatch):
         program = bin_dir / "ncu"
         program.write_text(
             STAND_IN.format(
-                python=sys.executable, seen=str(tmp_path / "seen.json"), behaviour=write + (behaviour or leave)
+                python=sys.executable,
+                seen=str(tmp_path / "seen.json"),
+                behaviour=write + (behaviour or leave),
+                exported=exported,
             )
         )
         program.chmod(0o755)
@@ -79,7 +85,7 @@ def test_the_second_run_adds_kernels_to_the_session_and_says_what_they_cover(sta
     assert out.exists()
     asked = json.loads(seen.read_text())
     assert asked["command"] == ["touch", str(out)]
-    assert "regex:^(copy_strided)$" in asked["argv"]
+    assert "::regex:^(copy_strided)$:^(2|3)$" in asked["argv"]
     assert not any(name.endswith("_INJECTION64_PATH") for name in asked["env"])
     # All seven kernels are in the stand-in's report, so all of the first run's time is covered.
     assert any("carried 100.0% of the first run's kernel time" in note for note in report.notes)
@@ -168,6 +174,32 @@ def test_a_report_cut_off_is_used_as_far_as_it_goes(stand_in, session, tmp_path)
     assert report.status == "partial"
     assert 0 < report.events < 14
     assert "offset" in report.why
+
+
+def test_where_the_reader_crashes_ncus_export_is_read(stand_in, session, tmp_path, monkeypatch):
+    stand_in_reader(monkeypatch, tmp_path / "modules", CRASHES)
+    table = unpacked("kernels_raw.csv", tmp_path)
+    stand_in(exported=f"sys.stdout.write(open({str(table)!r}).read())")
+    report, after, _ = add(session)
+    assert (report.status, report.events, report.details["reader"]) == ("ok", 14, "ncu --import")
+    assert any("crashed on it (SIGSEGV): read through ncu's own export" in note for note in report.notes)
+    assert after.table("gpu_kernels").num_rows > 10_000
+
+
+def test_a_report_that_nothing_reads_is_kept(stand_in, session, tmp_path, monkeypatch):
+    stand_in_reader(monkeypatch, tmp_path / "modules", CRASHES)
+    stand_in(exported="os.kill(os.getpid(), signal.SIGSEGV)")
+    report, after, _ = add(session)
+    assert report.status == "failed"
+    assert "crashed on it (SIGSEGV)" in report.why
+    assert "damaged" not in report.why
+    assert after.table("gpu_activity").num_rows == 210
+    done = perfscope("record", "--ncu=only", "--no-raw", "-o", "x.perfscope", "--", "true", cwd=tmp_path)
+    assert done.returncode == 0
+    kept = tmp_path / "x.perfscope" / "raw" / "ncu" / "report.ncu-rep"
+    assert kept.stat().st_size == (tmp_path / "kernels.ncu-rep").stat().st_size
+    assert Session.open(tmp_path / "x.perfscope").info.collectors["ncu"].status == "failed"
+    assert "ncu --import x.perfscope/raw/ncu/report.ncu-rep" in done.stderr
 
 
 def test_without_ncu_the_session_says_how_to_get_it(session, monkeypatch, tmp_path):

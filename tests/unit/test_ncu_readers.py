@@ -2,19 +2,17 @@
 
 import random
 import shutil
-import subprocess
-import sys
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ncu_helpers import session_of, unpacked
+from ncu_helpers import CRASHES, session_of, stand_in_reader, unpacked
 
 from perfscope.collectors import ncu
-from perfscope.collectors.ncu import binaryreport, container, textreport
+from perfscope.collectors.ncu import binaryreport, container, driver, textreport
 from perfscope.collectors.ncu.launches import to_base
 from perfscope.diagnosis.engine import diagnose
-from perfscope.errors import InputError
+from perfscope.errors import CollectorError, InputError
 from perfscope.model.kernels import kernel_key
 from perfscope.model.session import Session
 from perfscope.recording.import_files import import_files
@@ -190,23 +188,74 @@ def test_a_damaged_csv_is_an_error_or_is_read_in_part(files, tmp_path, name, see
         diagnose(session)
 
 
-def test_a_reader_that_crashes_costs_the_file_only(files, monkeypatch):
-    monkeypatch.setattr(binaryreport.sys, "executable", "/bin/false")
-    with pytest.raises(InputError, match="exit status 1"):
+@pytest.fixture
+def without_ncu(monkeypatch):
+    def find():
+        raise CollectorError("not installed")
+
+    monkeypatch.setattr(driver, "find", find)
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (CRASHES, r"NVIDIA's reader crashed on it \(SIGSEGV\)"),
+        ("import sys\nsys.exit(1)\n", r"failed on it \(exit status 1\)"),
+        ("def load_report(path): raise RuntimeError('no such\\nversion')\n", "can't read it: no such version"),
+    ],
+)
+def test_a_reader_that_fails_is_said_as_that_with_another_way(files, tmp_path, monkeypatch, without_ncu, code, why):
+    stand_in_reader(monkeypatch, tmp_path / "modules", code)
+    with pytest.raises(InputError, match=why) as raised:
+        ncu.read(files["kernels.ncu-rep"])
+    assert "damaged" not in str(raised.value)  # the file is sound
+    assert f"ncu --import {files['kernels.ncu-rep']} --csv --page raw > " in raised.value.hint
+    cut = tmp_path / "cut.ncu-rep"
+    cut.write_bytes(files["kernels.ncu-rep"].read_bytes()[:30_000])
+    with pytest.raises(InputError, match=f"{why}; it is damaged or cut off at offset"):
+        ncu.read(cut)
+
+
+def test_without_any_reader_the_error_says_how_to_get_it(files, tmp_path, monkeypatch, without_ncu):
+    stand_in_reader(monkeypatch, tmp_path / "modules", "raise ImportError('not installed')\n")
+    with pytest.raises(InputError, match="needs NVIDIA's ncu-report") as raised:
+        ncu.read(files["kernels.ncu-rep"])
+    assert "pip install" in raised.value.hint
+
+
+@pytest.mark.parametrize("code", [CRASHES, "raise ImportError('not installed')\n"])
+def test_where_the_reader_fails_ncus_own_export_is_read(files, tmp_path, monkeypatch, code):
+    stand_in_reader(monkeypatch, tmp_path / "modules", code)
+    program = tmp_path / "ncu"
+    program.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/asked\nexec cat {files["kernels_raw.csv"]}\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(driver, "find", lambda: program)
+    launches, report = ncu.read(files["kernels.ncu-rep"])
+    assert [kernel_key(launch.name) for launch in launches] == KERNELS * 2
+    assert (report.status, report.details["reader"]) == ("ok", "ncu --import")
+    assert any("read through ncu's own export" in note for note in report.notes)
+    asked = (tmp_path / "asked").read_text()
+    assert asked.startswith(f"--import {files['kernels.ncu-rep']} --csv --page raw")
+    program.write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(InputError, match=r"NVIDIA's reader crashed|needs NVIDIA's"):
         ncu.read(files["kernels.ncu-rep"])
 
 
-def test_without_nvidias_reader_the_error_says_how_to_get_it(files, tmp_path):
-    hidden = tmp_path / "ncu_report.py"
-    hidden.write_text("raise ImportError('not installed')\n")
-    module, report, out = "perfscope.collectors.ncu.binaryreport", files["kernels.ncu-rep"], tmp_path / "out.json"
-    done = subprocess.run(
-        [sys.executable, "-m", module, str(report), str(out)],
-        env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin"}, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 3
-    assert "needs NVIDIA's ncu-report" in done.stderr
-    assert "pip install" in done.stderr
+def test_the_reader_has_no_other_c_plus_plus_runtime_beside_it(files, tmp_path, monkeypatch):
+    # ncu-report 2025.3.1 crashes where one was loaded before it.
+    mapped = tmp_path / "maps"
+    code = f"open({str(mapped)!r}, 'w').write(open('/proc/self/maps').read())\ndef load_report(path): return []\n"
+    stand_in_reader(monkeypatch, tmp_path / "modules", code)
+    assert binaryreport.read(files["kernels.ncu-rep"]) == []
+    assert "libc.so" in mapped.read_text()
+    assert "libstdc++" not in mapped.read_text()
+
+
+def test_the_readers_memory_is_bounded(files, tmp_path, monkeypatch, without_ncu):
+    code = "def load_report(path): return bytearray(5 << 30)\n"
+    stand_in_reader(monkeypatch, tmp_path / "modules", code)
+    with pytest.raises(InputError, match="NVIDIA's reader can't read it"):
+        ncu.read(files["kernels.ncu-rep"])
 
 
 def test_numbers_of_ncu():

@@ -79,13 +79,13 @@ def test_the_command_limits_ncu_to_the_choice(tmp_path):
     report, log = tmp_path / "r.ncu-rep", tmp_path / "log.txt"
     line = command_line(tmp_path / "ncu", ["python", "x.py", "--set"], report=report, log=log, selection=selection)
     assert line[-3:] == ["python", "x.py", "--set"]
-    assert line[line.index("--kernel-name") + 1] == "regex:^(a|b)$"
-    assert line[line.index("--launch-skip") + 1] == "1"
-    assert line[line.index("--launch-count") + 1] == "2"
-    assert line[line.index("--filter-mode") + 1] == "per-launch-config"
+    # The second and third launch of a and of b, each in every configuration.
+    assert line[line.index("--kernel-id") + 1] == "::regex:^(a|b)$:^(2|3)$"
+    assert line[line.index("--kernel-name-base") + 1] == "function"
+    assert not {"--launch-skip", "--launch-count", "--filter-mode"} & set(line)
     assert line[line.index("--clock-control") + 1] == "none"
     assert [line[i + 1] for i, part in enumerate(line) if part == "--section"] == list(SECTIONS)
     assert line[line.index("--metrics") + 1] == ",".join(METRICS)
     alone = command_line(tmp_path / "ncu", ["x"], report=report, log=log, selection=None, clocks="base")
-    assert "--kernel-name" not in alone
+    assert alone[alone.index("--kernel-id") + 1] == ":::1"
     assert alone[alone.index("--clock-control") + 1] == "base"
