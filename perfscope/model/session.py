@@ -332,7 +332,7 @@ _MENDS = {
     errno.ENOSPC: "free some space (df -h {}), or record to another disk with -o DIR",
     errno.EDQUOT: "free some of your quota, or record to another disk with -o DIR",
     errno.EFBIG: "lift the limit on file sizes: ulimit -f unlimited",
-    errno.EMFILE: "lift the limit on open files: ulimit -n 1024",
+    errno.EMFILE: "lift the limit on open files: ulimit -n $(ulimit -Hn)",
     errno.ENAMETOOLONG: "choose a shorter name with -o DIR",
 }
 
@@ -407,6 +407,13 @@ def _open(file: Path) -> BinaryIO:
     return stream
 
 
+@contextlib.contextmanager
+def _open_table(file: Path) -> Iterator[pa.NativeFile]:
+    """Opens a regular file for Arrow. Given a Python file, its threads can need an interpreter that ends: an abort."""
+    with _open(file) as stream, pa.OSFile(f"/proc/self/fd/{stream.fileno()}") as table:
+        yield table
+
+
 def _unfinished(path: Path) -> SessionError:
     if _in_use(path):
         return SessionError(f"{path}: still being recorded", hint="wait until it is whole, or end its recording")
@@ -466,7 +473,7 @@ class Session:
             file = self.path / "tables" / f"{name}.parquet"
             target = schema(name)
             try:
-                with _open(file) as stream:
+                with _open_table(file) as stream:
                     table = pq.read_table(stream)
                 self._check_rows(name, table.num_rows)
                 self._tables[name] = table.select(target.names).cast(target).unify_dictionaries()
@@ -483,7 +490,7 @@ class Session:
         declared = schema(name)
         target = pa.schema([declared.field(column) for column in columns])
         try:
-            with _open(file) as stream, pq.ParquetFile(stream) as parquet:
+            with _open_table(file) as stream, pq.ParquetFile(stream) as parquet:
                 self._check_rows(name, parquet.metadata.num_rows)
                 for batch in parquet.iter_batches(rows, columns=list(columns)):
                     yield pa.Table.from_batches([batch]).select(target.names).cast(target)
@@ -498,7 +505,7 @@ class Session:
         for name in TABLES:
             file = self.path / "tables" / f"{name}.parquet"
             try:
-                with _open(file) as stream, pq.ParquetFile(stream) as parquet:
+                with _open_table(file) as stream, pq.ParquetFile(stream) as parquet:
                     self._check_rows(name, parquet.metadata.num_rows)
                     parquet.schema_arrow.empty_table().select(schema(name).names).cast(schema(name))
             except (OSError, pa.ArrowException, KeyError, ValueError) as error:

@@ -20,7 +20,9 @@ def build(kind: type[T], data: object, where: str) -> T:
     """
     if not isinstance(data, dict):
         raise ValueError(f"{where} is no object")
-    values = {name: _value(hint, data[name], f"{where}.{name}") for name, hint in get_type_hints(kind).items() if name in data}
+    values = {
+        name: _value(hint, data[name], f"{where}.{name}") for name, hint in get_type_hints(kind).items() if name in data
+    }
     try:
         return kind(**values)
     except TypeError:
