@@ -4,7 +4,7 @@
     make demo
     python scripts/screenshot.py demo.html docs/img/flame --weight cpu
 
-writes docs/img/flame-light.png and docs/img/flame-dark.png. Needs chromium and the development tools (make install-dev).
+writes docs/img/flame-light.png and docs/img/flame-dark.png. Needs chromium, and playwright from `make install-dev`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from __future__ import annotations
 import argparse
 import shutil
 from pathlib import Path
+from typing import Literal
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import ViewportSize, sync_playwright
 
-SIZE = {"width": 1280, "height": 760}
+SIZE: ViewportSize = {"width": 1280, "height": 760}
 
 
 def main() -> None:
@@ -27,7 +28,8 @@ def main() -> None:
     options = parser.parse_args()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=options.chromium, args=["--no-sandbox", "--disable-gpu"])
-        for scheme in ("light", "dark"):
+        schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+        for scheme in schemes:
             page = browser.new_page(viewport=SIZE, color_scheme=scheme)
             page.goto(options.page.resolve().as_uri())
             page.locator("html[data-state=drawn]").wait_for(state="attached")
