@@ -13,19 +13,31 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, ViewportSize, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-WIDTH = 1280
+SIZE: ViewportSize = {"width": 1280, "height": 1000}
 
 
-def heaviest_kernel(page: Page) -> dict[str, float]:
-    """Place of the widest kernel that is drawn."""
-    frames = [f for f in page.evaluate("perfscope.frames") if f["layer"] == "gpu" and not f["path"][-1].startswith("[")]
-    widest: dict[str, float] = max(frames, key=lambda frame: frame["width"])
-    return widest
+def point(page: Page, frame: dict[str, Any], *, click: bool = False) -> None:
+    """Puts the pointer on a frame of the graph, or clicks it."""
+    at = {"x": frame["x"] + min(frame["width"] / 2, 300), "y": frame["y"] + 10}
+    graph = page.locator("#flame")
+    graph.click(position=at) if click else graph.hover(position=at)
+
+
+def into_heaviest_kernel(page: Page) -> None:
+    """Zooms to where the widest kernel hangs beside others, and points at it."""
+    kernels = [
+        f for f in page.evaluate("perfscope.frames") if f["layer"] == "gpu" and not f["path"][-1].startswith("[")
+    ]
+    path = max(kernels, key=lambda frame: frame["width"])["path"]
+    around = path[:-5]  # the kernel, its group, the function that launches it, torch's two wrappers of a module's call
+    point(page, next(f for f in page.evaluate("perfscope.frames") if f["path"] == around), click=True)
+    point(page, next(f for f in page.evaluate("perfscope.frames") if f["path"] == path))
 
 
 def main() -> None:
@@ -38,11 +50,16 @@ def main() -> None:
         quiet = {"cwd": folder, "check": True, "capture_output": True}
         subprocess.run([*perfscope, "demo", "--gpu", "-o", "llm.perfscope"], **quiet)
         browser = playwright.chromium.launch(executable_path=options.chromium, args=FLAGS)
-        page = browser.new_context(viewport={"width": WIDTH, "height": 860}, color_scheme="light").new_page()
+        page = browser.new_context(viewport=SIZE, color_scheme="light").new_page()
         page.goto((Path(folder) / "llm.html").as_uri())
         page.locator("html[data-state=drawn]").wait_for(state="attached")
         page.screenshot(path=options.out / "gpu-idle.png")
-        page.get_by_role("radio", name="wall", exact=True).click()
+        into_heaviest_kernel(page)
+        page.screenshot(path=options.out / "gpu-kernels.png")
+        wall = ["flame", "llm.perfscope", "-o", "wall.html", "--weight", "wall", "--thread", "MainThread"]
+        subprocess.run([*perfscope, *wall], **quiet)
+        page.goto((Path(folder) / "wall.html").as_uri())
+        page.locator("html[data-state=drawn]").wait_for(state="attached")
         page.screenshot(path=options.out / "gpu-wall.png")
         browser.close()
 
