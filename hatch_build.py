@@ -31,12 +31,12 @@ class ProbeHook(BuildHookInterface):  # type: ignore[type-arg]
             return
         folder = Path(self.root) / "perfscope" / "probes" / "cuda"
         library = folder / LIBRARY
-        library.unlink(missing_ok=True)
         compiler, headers = shutil.which(os.environ.get("CC", "cc")), header_folders()
         if compiler is None or not headers:
             missing = "a C compiler" if compiler is None else "cupti.h (CUDA toolkit, or nvidia-cuda-cupti)"
             self.app.display_warning(f"the CUDA probe isn't built: {missing} is missing")
             return
+        library.unlink(missing_ok=True)  # never written over: a recorded program may have it mapped
         command = [compiler, "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-isystem", str(headers[0])]
         command += ["-o", str(library), *(str(folder / source) for source in SOURCES), "-ldl", "-lpthread"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -72,6 +72,11 @@ def test_an_sdist_can_be_tested(archives: tuple[Path, Path, Path]) -> None:
     assert shipped() - files == set()
 
 
+def test_an_sdist_holds_nothing_that_was_built_for_this_machine(archives: tuple[Path, Path, Path]) -> None:
+    with tarfile.open(archives[0]) as archive:
+        assert [name for name in archive.getnames() if name.endswith((".so", ".pyc", ".whl"))] == []
+
+
 def test_the_distribution_carries_its_licenses(archives: tuple[Path, Path, Path]) -> None:
     licenses = {name.split("/licenses/")[1] for name in names(archives[1]) if ".dist-info/licenses/" in name}
     assert "LICENSE" in licenses
