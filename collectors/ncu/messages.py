@@ -137,6 +137,8 @@ def explain(said: Said, *, timed_out: bool, limit_s: float, functions: tuple[str
             "processes) hang when they are replayed alone, and servers don't end by themselves",
             f"perfscope record --ncu --ncu-limit {2 * limit_s:.0f} -- CMD, with a CMD that ends by itself",
         )
+    if said.profiled == 0 and said.errors:
+        return Trouble(f"ncu: {said.errors[0][:300]}", "its whole log is in raw/ncu/log.txt of the session")
     if said.profiled == 0 and said.connected == 0:
         return Trouble(
             "the program ended before it used CUDA under ncu" + _exit(said),

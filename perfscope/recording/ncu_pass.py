@@ -159,7 +159,7 @@ def _run(command: list[str], directory: Path, settings: Settings, chosen: Select
     expected = chosen.expected if chosen else None
     started = time.monotonic()
     status, timed_out = _supervised(line, directory, environment, settings, chosen is None, log, expected, progress)
-    said = messages.parse(_lines(log))
+    said = messages.parse(_lines(log) or _lines(directory / "output.txt"))  # it logs nothing of options it refuses
     functions = chosen.functions if chosen else ()
     trouble = messages.explain(said, timed_out=timed_out, limit_s=settings.limit_s, functions=functions)
     exit_code = said.exit_code if said.exit_code is not None else (0 if said.connected else status)

@@ -1,4 +1,5 @@
 // Kernels with one planted limiter each, and healthy controls: the ground truth of the rules on measured kernels.
+// Nine configurations of eight kernels, four of them in one shape, are launched `rounds` times.
 // nvcc -O2 -arch=sm_90 -o ncu_planted ncu_planted.cu; ./ncu_planted [rounds]
 #include <cstdio>
 #include <cstdlib>
@@ -138,6 +139,7 @@ int main(int argc, char **argv)
         row_sums<<<(2 << 20) / 256, 256>>>((const float *)memory, (float *)out, 2 << 20);
         column_walk<<<132 * 8, 256>>>((float *)out, 5000);
         padded_walk<<<132 * 8, 256>>>((float *)out, 5000);
+        padded_walk<<<132 * 4, 256>>>((float *)out, 5000);  // a second configuration
         CHECK(cudaGetLastError());
     }
     CHECK(cudaDeviceSynchronize());

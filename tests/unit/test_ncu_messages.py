@@ -105,6 +105,7 @@ def test_launches_are_counted_where_ncu_doesnt_number_them():
         (NO_MATCH, "no kernel named gemm was launched", "--ncu=only"),
         (ENDED_EARLY, r"ended before it used CUDA under ncu \(exit status 1\)", "output.txt"),
         ("", "ended before it used CUDA", "output.txt"),
+        ("==ERROR== unrecognised option '--kernel-ids'. Use --help for further details.\n", "unrecognised", "log.txt"),
         (LOCK, "lock file", "sudo rm /tmp/nsight-compute-lock"),
         (METRIC, "doesn't know a metric", "newer Nsight Compute"),
         (MIG, "clocks on a MIG device", "--ncu-clocks none"),

