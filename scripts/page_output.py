@@ -2,9 +2,10 @@
 
     python scripts/page_output.py PAGE [--check]
 
-A block that begins with ```console has a command in its first line, after "$ ", and below it what that prints on 80
-columns. All commands of a page run one after the other in one empty directory, which is called /home/me in what they
-print. With --check the page stays as it is, and the exit status is 1 if it says something else than the commands.
+A block that begins with ```console has a command in its first line, after "$ " (and on up to END, if the line ends in
+<<'END'), and below it what that prints on 80 columns. All commands of a page run one after the other in one empty
+directory, which is called /home/me in what they print. With --check the page stays as it is, and the exit status is 1
+if it says something else than the commands.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-BLOCK = re.compile(r"^```console\n\$ (?P<command>.+)\n(?P<said>(?:(?!```).*\n)*)```$", re.MULTILINE)
+BLOCK = re.compile(
+    r"^```console\n\$ (?P<command>.+<<'END'\n(?:.*\n)*?END|.+)\n(?P<said>(?:(?!```).*\n)*)```$", re.MULTILINE
+)
 SECONDS = 120.0
 
 

@@ -173,6 +173,23 @@ def test_the_page_names_the_command_that_was_recorded(session: Session) -> None:
     assert shown[1] == recorded
 
 
+def test_the_first_layer_pays_for_each_token_as_the_page_says(session: Session) -> None:
+    """A token begins with its embedding; the attention calls after it are its layers, in order."""
+    layer, before, tokens = 0, None, 0
+    late: list[int] = []
+    calls = session.table("cuda_api").select(["start_ns", "end_ns", "stack_id"]).sort_by("start_ns")
+    for call in calls.to_pylist():
+        function = session.stacks.path(call["stack_id"])[-1].function
+        if function == "embedding":
+            layer, tokens = 0, tokens + 1
+        if function == "sdpa_attention_forward":
+            late += [layer] if before is not None and call["start_ns"] - before > 3_000_000 else []
+            layer += 1
+        before = call["end_ns"]
+    assert set(late) == {0}
+    assert abs(len(late) - tokens) <= 1  # the part may begin or end within a token
+
+
 def test_texts_are_renamed_everywhere(tmp_path: Path) -> None:
     out = tmp_path / "renamed.perfscope"
     trim = [sys.executable, str(ROOT / "scripts" / "gpu" / "trim_session.py"), str(SHIPPED), str(out)]
