@@ -25,7 +25,7 @@ SECONDS = 120.0
 
 
 def printed(command: str, folder: Path) -> str:
-    """What a command prints on both streams, as on a terminal of 80 columns. Raises CalledProcessError if it fails."""
+    """What a command prints on both streams, as on a terminal of 80 columns. Raises SystemExit with that if it fails."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "COLUMNS": "80", "NO_COLOR": "1", "LC_ALL": "C.UTF-8"}
     done = subprocess.run(
@@ -36,9 +36,11 @@ def printed(command: str, folder: Path) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         timeout=SECONDS,
-        check=True,
+        check=False,
         text=True,
     )
+    if done.returncode:
+        raise SystemExit(f"$ {command}\n{done.stdout}exit status {done.returncode}")
     lines = done.stdout.replace(str(folder), "/home/me").splitlines()
     return "".join(f"{line.rstrip()}\n" for line in lines)
 

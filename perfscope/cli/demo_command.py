@@ -49,6 +49,8 @@ def command(context: click.Context, output: Path | None, seconds: float, gpu: bo
     if gpu and context.get_parameter_source("seconds") is not ParameterSource.DEFAULT:
         raise UsageError("--gpu shows a finished recording: --seconds can't lengthen it", hint="perfscope demo --gpu")
     output = output or Path("gpu-demo.perfscope" if gpu else "demo.perfscope")
+    if output.name in ("", ".."):
+        raise UsageError(f"{output} can't be a session's name", hint="give the directory to make: -o DIR")
     flame = output.with_suffix(".html")
     for path in (output, flame):
         if path.exists() and not force:

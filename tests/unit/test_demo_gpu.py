@@ -129,6 +129,14 @@ def test_a_finished_recording_has_no_length_to_choose(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("place", [".", "..", "/"])
+def test_a_session_needs_a_name(tmp_path: Path, place: str) -> None:
+    done = demo(tmp_path, "-o", place, "--force")
+    assert done.returncode == 2
+    assert "can't be a session's name" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_what_is_no_session_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter").write_text("dear", encoding="utf-8")
