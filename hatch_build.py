@@ -23,7 +23,7 @@ def header_folders() -> list[Path]:
     return [place for place in places if (place / "cupti.h").exists() and (place / "cuda.h").exists()]
 
 
-class ProbeHook(BuildHookInterface):  # type: ignore[type-arg]
+class ProbeHook(BuildHookInterface):  # type: ignore[type-arg]  # generic for type checkers alone
     """Compiles probes/cuda into a shared library inside the package; on any failure says why and goes on without."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

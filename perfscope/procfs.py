@@ -93,7 +93,7 @@ def children(pid: int) -> list[int]:
 def tree(roots: list[int]) -> list[int]:
     """The given processes that exist, and all their descendants, parents first."""
     found: list[int] = []
-    queue = [pid for pid in roots if os.path.isdir(f"/proc/{pid}")]  # noqa: PTH112
+    queue = [pid for pid in roots if os.path.isdir(f"/proc/{pid}")]  # noqa: PTH112 (hot)
     while queue:
         pid = queue.pop(0)
         if pid not in found:

@@ -189,7 +189,7 @@ class JfrFile:
         for position in reversed(metadata_at):
             try:
                 size, _ = unsigned(b, position)
-                chunk.metadata = types.parse(bytes(b[position : position + size]))  # type: ignore[index]
+                chunk.metadata = types.parse(bytes(b[position : position + size]))  # type: ignore[index]  # any buffer
                 break
             except (MalformedError, IndexError) as error:
                 chunk.losses.append(f"metadata at offset {chunk.header.offset + position - start}: {_say(error)}")
@@ -233,7 +233,7 @@ class JfrFile:
                     type_, _ = unsigned(b, q)
             except IndexError:
                 size = 0
-            if size == MAGIC[0] and bytes(b[p : p + len(MAGIC)]) == MAGIC:  # type: ignore[index]
+            if size == MAGIC[0] and bytes(b[p : p + len(MAGIC)]) == MAGIC:  # type: ignore[index]  # any buffer
                 break
             if size < 2 or size > end - p:
                 chunk.losses.append(

@@ -83,7 +83,7 @@ class JfrCollector(Collector):
         yield Check(
             "jfr", "jcmd", "ok", f"{tool}, used where the socket can't be reached" if tool else "none; not needed"
         )
-        found = [p for name in os.listdir("/proc") if name.isdigit() and (p := _java_process(int(name)))]  # noqa: PTH208
+        found = [p for name in os.listdir("/proc") if name.isdigit() and (p := _java_process(int(name)))]  # noqa: PTH208 (hot)
         if not found:
             yield Check("jfr", "running JVMs", "ok", "none now; those of the target are found as they start")
         for process in found[:20]:

@@ -64,7 +64,7 @@ class TargetFolder:
         """Removes it with all in it. Idempotent."""
         if self.fd < 0:
             return
-        for name in os.listdir(self.fd):  # noqa: PTH208
+        for name in os.listdir(self.fd):  # noqa: PTH208 (a descriptor)
             os.unlink(name, dir_fd=self.fd)
         os.close(self.fd)
         self.fd = -1

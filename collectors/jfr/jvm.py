@@ -29,8 +29,8 @@ def root(pid: int) -> str:
     """Prefix that leads to the process's file system from ours: "" if it is the same one."""
     inner = f"/proc/{pid}/root"
     try:
-        here, there = os.stat("/"), os.stat(inner)  # noqa: PTH116
-        mounts = os.readlink("/proc/self/ns/mnt"), os.readlink(f"/proc/{pid}/ns/mnt")  # noqa: PTH115
+        here, there = os.stat("/"), os.stat(inner)  # noqa: PTH116 (of /proc, as below)
+        mounts = os.readlink("/proc/self/ns/mnt"), os.readlink(f"/proc/{pid}/ns/mnt")  # noqa: PTH115 (names, not paths)
     except OSError:
         return inner
     same = (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino) and mounts[0] == mounts[1]

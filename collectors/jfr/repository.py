@@ -32,7 +32,7 @@ class Repository:
         try:
             for entry in Path(f"/proc/{process.pid}/fd").iterdir():
                 with suppress(OSError):
-                    link = os.readlink(entry)  # noqa: PTH115
+                    link = os.readlink(entry)  # noqa: PTH115 (a link of /proc)
                     if link.endswith(".jfr") and link.startswith("/"):
                         folder = Path(prefix + link).parent
                         return cls._open(os.open(folder.parent, _FOLDER & ~os.O_NOFOLLOW), folder.name)
@@ -49,7 +49,7 @@ class Repository:
         pattern = re.compile(rf"\d{{4}}(_\d\d){{5}}_{process.ns_pid}")
         owner = os.fstat(beside_fd).st_uid
         parent_fd = os.open("..", _FOLDER, dir_fd=beside_fd)
-        for name in os.listdir(parent_fd):  # noqa: PTH208
+        for name in os.listdir(parent_fd):  # noqa: PTH208 (a descriptor)
             with suppress(OSError):
                 if pattern.fullmatch(name) and os.stat(name, dir_fd=parent_fd, follow_symlinks=False).st_uid == owner:
                     return cls._open(parent_fd, name)
@@ -75,7 +75,7 @@ class Repository:
         """
         found: list[tuple[int, str]] = []
         earlier = False
-        for name in os.listdir(self.fd):  # noqa: PTH208
+        for name in os.listdir(self.fd):  # noqa: PTH208 (a descriptor)
             header = self._header(name)
             if header is not None and header.start_ns >= since_ns:
                 found.append((header.start_ticks, name))
@@ -87,7 +87,7 @@ class Repository:
 
     def remove(self) -> None:
         """Removes the chunks, and the directory if nothing else is in it."""
-        for name in os.listdir(self.fd):  # noqa: PTH208
+        for name in os.listdir(self.fd):  # noqa: PTH208 (a descriptor)
             if name.endswith(".jfr"):
                 os.unlink(name, dir_fd=self.fd)
         with suppress(OSError):

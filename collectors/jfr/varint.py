@@ -79,7 +79,7 @@ def string(b: Buffer, p: int) -> tuple[str | StringRef | None, int]:
     if length > len(b) - p:
         raise MalformedError(f"string of {length} bytes or characters where {len(b) - p} are left", p)
     if encoding in (3, 4, 5):
-        raw = bytes(b[p : p + length])  # type: ignore[index]
+        raw = bytes(b[p : p + length])  # type: ignore[index]  # any buffer
         if raw.isascii():  # in UTF-16 units too: then each unit is one byte
             return raw.decode("ascii"), p + length
     if encoding in (3, 5):

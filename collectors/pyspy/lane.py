@@ -224,7 +224,7 @@ def _program(pid: int) -> tuple[bytes, ...] | None:
 
 def _same_mounts(pid: int) -> bool:
     try:
-        same = os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt")  # noqa: PTH115
-        return same and os.readlink(f"/proc/{pid}/root") == "/"  # noqa: PTH115
+        same = os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt")  # noqa: PTH115 (names, not paths)
+        return same and os.readlink(f"/proc/{pid}/root") == "/"  # noqa: PTH115 (a link of /proc)
     except OSError:
         return False

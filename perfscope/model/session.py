@@ -400,7 +400,7 @@ def _unreadable(file: Path, error: Exception) -> SessionError:
 
 def _open(file: Path) -> BinaryIO:
     """Opens a regular file; raises OSError for all else: a pipe in its place must not make us wait."""
-    stream = open(file, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    stream = open(file, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115 (to return)
     if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         stream.close()
         raise OSError(errno.EINVAL, "not a regular file")

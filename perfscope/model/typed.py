@@ -26,7 +26,7 @@ def build(kind: type[T], data: object, where: str) -> T:
     try:
         return kind(**values)
     except TypeError:
-        lacking = [f.name for f in dataclasses.fields(kind) if f.name not in values]  # type: ignore[arg-type]
+        lacking = [f.name for f in dataclasses.fields(kind) if f.name not in values]  # type: ignore[arg-type]  # a data class
         raise ValueError(f"{where} lacks one of {', '.join(lacking)}") from None
 
 
@@ -38,7 +38,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         (hint,) = [argument for argument in arguments if argument is not type(None)]
         return _value(hint, value, where)
     if dataclasses.is_dataclass(hint):
-        return build(hint, value, where)  # type: ignore[arg-type]
+        return build(hint, value, where)  # type: ignore[arg-type]  # a data class
     if origin is list and isinstance(value, list):
         return [_value(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value)]
     if origin is tuple and isinstance(value, list) and len(value) == len(arguments):

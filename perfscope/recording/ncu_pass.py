@@ -215,7 +215,7 @@ def _supervised(
                     stdout=None if alone else output,
                     stderr=None if alone else output,
                     start_new_session=True,
-                    **as_user,  # type: ignore[call-overload]
+                    **as_user,  # type: ignore[call-overload]  # user, group
                 )
             except OSError as error:
                 who = f" as {run_as.name}" if run_as else ""

@@ -65,7 +65,7 @@ class Signals:
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)  # type: ignore[arg-type]  # as it was before
         signal.set_wakeup_fd(self._wakeup_before)
         os.close(self._read)
         os.close(self._write)

@@ -50,7 +50,7 @@ class Opened:
         self.file = folder / "flame.html"
         self.file.write_text(flame.page(tree), encoding="utf-8")
         settings = {"viewport": {"width": 1280, "height": 800}, **context}
-        self.page: Page = browser.new_context(**settings).new_page()  # type: ignore[arg-type]
+        self.page: Page = browser.new_context(**settings).new_page()  # type: ignore[arg-type]  # by name
         self.said: list[str] = []
         self.requests: list[str] = []
         self.page.on("console", lambda message: self.said.append(message.text))

@@ -37,7 +37,7 @@ class CannotRun(Exception):
 
 
 def _run(*argv: str, **options: object) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True, **options)  # type: ignore[call-overload]
+    done = subprocess.run(argv, capture_output=True, text=True, **options)  # type: ignore[call-overload]  # by name
     if done.returncode:
         raise CannotRun(f"{' '.join(argv)}: {done.stderr.strip() or done.stdout.strip()}")
     return str(done.stdout)

@@ -124,7 +124,7 @@ def test_a_torn_edge_taints_what_is_above_it_and_missing_sources_judge_nothing()
     torn, judged = TornJudge(stacks, lambda name: SOURCE).judge(stack_ids)
     assert torn.tolist() == [True, False, False]
     for source in (None, "def broken(:", "\0", "(" * 5000):
-        torn, judged = TornJudge(stacks, lambda name, s=source: s).judge(stack_ids)  # type: ignore[misc]
+        torn, judged = TornJudge(stacks, lambda name, s=source: s).judge(stack_ids)  # type: ignore[misc]  # bound now
         assert not torn.any() and judged.tolist() == [False, True, True]
 
 

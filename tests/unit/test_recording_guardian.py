@@ -45,7 +45,7 @@ def test_it_has_a_session_of_its_own_and_survives_what_is_typed(tmp_path: Path) 
     guard.register("a", ["touch", str(tmp_path / "a")])
     wait_for(lambda: b"\0-S\0" in Path(f"/proc/{guard.pid}/cmdline").read_bytes())
     assert os.getsid(guard.pid) == guard.pid != os.getsid(0)
-    ignored = lambda: int(Path(f"/proc/{guard.pid}/status").read_text().split("SigIgn:\t")[1].split()[0], 16)  # noqa: E731
+    ignored = lambda: int(Path(f"/proc/{guard.pid}/status").read_text().split("SigIgn:\t")[1].split()[0], 16)  # noqa: E731 (short)
     wait_for(lambda: ignored() >> (signal.SIGHUP - 1) & 1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(guard.pid, number)
