@@ -25,7 +25,7 @@ SECONDS = 120.0
 
 
 def printed(command: str, folder: Path) -> str:
-    """What a command prints on both streams, as on a terminal of 80 columns. Raises SystemExit with that if it fails."""
+    """What a command prints on both streams, on 80 columns. Raises SystemExit with that if it fails."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "COLUMNS": "80", "NO_COLOR": "1", "LC_ALL": "C.UTF-8"}
     done = subprocess.run(
