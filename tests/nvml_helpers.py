@@ -13,7 +13,7 @@ DRIVER = """
 import json, os, sys, threading
 from pathlib import Path
 from perfscope.collectors.base import Context, Options
-from perfscope.collectors.nvml import NvmlCollector, collector as collector_module, owners
+from perfscope.collectors.nvml import NvmlCollector, collector as collector_module, owners, sampler as sampler_module
 from perfscope.errors import CollectorError
 from perfscope.model.info import SessionInfo
 from perfscope.model.session import SessionWriter
@@ -22,6 +22,7 @@ import time
 def run(case):
     owners.on_host = lambda: case["host"]
     collector_module._STOP_WAIT_S = 0.3
+    sampler_module.SEARCH_NS, sampler_module.UNUSED_NS = 0, 100_000_000
     settings = Path(os.environ["FAKE_NVML"])
     settings.write_text(case["before"])
     writer = SessionWriter(Path(case["session"]))

@@ -13,7 +13,9 @@ from perfscope.collectors.base import Check, Collector, Context, Options
 from perfscope.collectors.nvml import devices, values
 from perfscope.collectors.nvml.devices import Device
 from perfscope.collectors.nvml.owners import Owners
-from perfscope.collectors.nvml.sampler import Pacer, Sampler
+from perfscope.collectors.nvml.pacer import Pacer
+from perfscope.collectors.nvml.readings import CONSTANTS
+from perfscope.collectors.nvml.sampler import Sampler
 from perfscope.errors import CollectorError
 from perfscope.model.session import SessionWriter
 from perfscope.procfs import Process
@@ -98,9 +100,10 @@ class NvmlCollector(Collector):
         sampler, report = self._sampler, self.report
         if sampler is None:
             raise CollectorError("sampling never began")
-        kept = {device.label for device in self._devices if sampler.owners.used and sampler.wanted(device)}
+        kept = {device.label for device in self._devices if sampler.owners.known and sampler.wanted(device)}
         rows = 0
         for columns in values.read(self._file):
+            _hold_from(start_ns, columns)
             times = zip(columns["device"], columns["time_ns"], strict=True)
             mask = [label in kept and start_ns <= t <= stop_ns for label, t in times]
             batch = {name: list(compress(cells, mask)) for name, cells in columns.items()}
@@ -109,7 +112,7 @@ class NvmlCollector(Collector):
             rows += count
         report.events = rows
         report.late_samples = sampler.late
-        report.cpu_ns = sampler.cpu_ns
+        report.cpu_ns = sampler.setup_cpu_ns + sampler.cpu_ns
         report.covered_ns = [(start_ns, stop_ns)]
         report.details = self._details(kept)
         self._notes(sampler, kept, (stop_ns - start_ns) / 1e9)
@@ -152,7 +155,8 @@ class NvmlCollector(Collector):
         gpm = sorted(kept & set(sampler.uses_gpm))
         if gpm:
             notes.append(
-                f"{', '.join(gpm)}: SM, tensor, DRAM, PCIe and NVLink values are means over time_ns ± error_ns"
+                f"{', '.join(gpm)}: SM, tensor, DRAM, PCIe and NVLink values are means over time_ns ± error_ns, one "
+                f"after the other without a gap ({sampler.means} in {elapsed_s:.1f} s)"
             )
         if kept - set(gpm):
             notes.append("gpu_utilization_pct covers a window of the driver's own (1/6 to 1 s) before its time")
@@ -161,6 +165,10 @@ class NvmlCollector(Collector):
                 f"sampled {sampler.passes / elapsed_s:.1f} times a second instead of "
                 f"{self.context.options.gpu_rate_hz}, to keep its cost under 1 % of a core at 10 Hz"
             )
+        if kept and not sampler.owners.used:
+            notes.append(
+                f"{', '.join(sorted(kept))}: kept as the target has it open; the driver listed no process of it"
+            )
         if sampler.owners.by_exclusion:
             notes.append(
                 "the driver's process ids are those of a host that can't be seen from here: "
@@ -168,3 +176,12 @@ class NvmlCollector(Collector):
             )
         if sampler.xids:
             notes.append(f"{sampler.xids} Xid errors of the GPUs were reported (counter gpu_xid)")
+
+
+def _hold_from(start_ns: int, columns: dict[str, list[Any]]) -> None:
+    """Gives constants that were read before the recording its start as their time, and a bracket that reaches back."""
+    for row, name in enumerate(columns["name"]):
+        early = start_ns - columns["time_ns"][row]
+        if early > 0 and name in CONSTANTS:
+            columns["time_ns"][row] += early
+            columns["error_ns"][row] += early

@@ -52,6 +52,9 @@ class Gpm:
         self._last: Bracketed[Any] | None = None
         self._request = pynvml.c_nvmlGpmMetricsGet_t()
         self._request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        self._request.numMetrics = len(METRICS)
+        for place, (metric, _) in enumerate(METRICS.values()):
+            self._request.metrics[place].metricId = metric
 
     def due_in_ns(self) -> int:
         """How long until the next sample may be taken; 0 or less: now."""
@@ -87,10 +90,7 @@ class Gpm:
 
     def _means(self) -> dict[str, float]:
         request = self._request
-        request.numMetrics = len(METRICS)
         request.sample1, request.sample2 = self._samples
-        for place, (metric, _) in enumerate(METRICS.values()):
-            request.metrics[place].metricId = metric
         pynvml.nvmlGpmMetricsGet(request)
         means = {}
         for place, (name, (_, factor)) in enumerate(METRICS.items()):

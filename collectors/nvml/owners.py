@@ -5,7 +5,7 @@ host; the target may be in a container), they are the ids it knows itself. Elsew
 numbers are chance: then a device is used by the target if one of its processes has the device's file open and the
 driver lists a process that wasn't there before the target began; and which id is which process is told by exclusion
 only: one such process of the target, and one such id. The same holds where none of the ids is ours, as in a sandbox
-that hides its namespace.
+that hides its namespace. A target that is never listed at all still has open what it uses: these devices are kept then.
 """
 
 from __future__ import annotations
@@ -83,9 +83,16 @@ class Owners:
     def __init__(self, host: bool | None = None) -> None:
         self.host = on_host() if host is None else host
         self.used: set[str] = set()
+        self.held: set[str] = set()
+        """Devices that a process of the target was seen to have open: all that is known if it is never listed."""
         self.by_exclusion = False
         """True if an id was told by exclusion."""
         self._before: dict[str, set[int]] = {}
+
+    @property
+    def known(self) -> set[str]:
+        """Labels of the devices that count as the target's."""
+        return self.used or self.held
 
     def before(self, device: str, listed: Collection[int]) -> None:
         """The driver's ids on a device before the target began."""
@@ -98,6 +105,7 @@ class Owners:
 
         listed: None if the driver doesn't say. pids: the target's; holders: those that have the device open.
         """
+        self.held |= {device} if holders else set()
         mine = {pid: pid for pid in listed or () if pid in pids} if self.host else {}
         if mine or not holders or (listed is not None and not listed):
             self.used |= {device} if mine else set()

@@ -15,7 +15,8 @@ from perfscope.collectors.nvml.devices import Device
 
 SECOND_NS = 1_000_000_000
 ALWAYS_NS = 0
-RARELY_NS = 10 * SECOND_NS
+ONCE_NS = 1 << 62
+"""For what the hardware has for good: the first of these calls takes ms."""
 
 CLOCK_EVENTS = {
     "gpu_idle": pynvml.nvmlClocksEventReasonGpuIdle,
@@ -73,7 +74,7 @@ def _one(name: str, function: Any, *arguments: Any, scale: float = 1.0) -> Calla
 
 _NOT_AVAILABLE = (pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value, pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value)
 
-_MEMORY = Reading("memory", ALWAYS_NS, _memory)
+_MEMORY = Reading("memory", SECOND_NS // 2, _memory)
 _UTILIZATION = Reading("utilisation", ALWAYS_NS, _utilization)
 _SHARED = (
     Reading("power", ALWAYS_NS, _one("gpu_power_w", pynvml.nvmlDeviceGetPowerUsage, scale=1e-3)),
@@ -88,6 +89,11 @@ _SHARED = (
         "power limit",
         SECOND_NS,
         _one("gpu_power_limit_w", pynvml.nvmlDeviceGetEnforcedPowerLimit, scale=1e-3),
+    ),
+    Reading(
+        "power limit, default",
+        ONCE_NS,
+        _one("gpu_power_limit_default_w", pynvml.nvmlDeviceGetPowerManagementDefaultLimit, scale=1e-3),
     ),
     Reading(
         "temperature",
@@ -118,22 +124,22 @@ _SHARED = (
     Reading("PCIe width", SECOND_NS, _one("pcie_link_width_lanes", pynvml.nvmlDeviceGetCurrPcieLinkWidth)),
     Reading(
         "PCIe generation, maximum",
-        RARELY_NS,
+        ONCE_NS,
         _one("pcie_link_generation_max", pynvml.nvmlDeviceGetMaxPcieLinkGeneration),
     ),
     Reading(
         "PCIe width, maximum",
-        RARELY_NS,
+        ONCE_NS,
         _one("pcie_link_width_max_lanes", pynvml.nvmlDeviceGetMaxPcieLinkWidth),
     ),
     Reading(
         "SM clock, maximum",
-        RARELY_NS,
+        ONCE_NS,
         _one("gpu_sm_clock_max_mhz", pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM),
     ),
     Reading(
         "memory clock, maximum",
-        RARELY_NS,
+        ONCE_NS,
         _one("gpu_memory_clock_max_mhz", pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_MEM),
     ),
 )
@@ -160,6 +166,14 @@ _SLOW_PCIE = (
     ),
 )
 """These measure for 20 ms while the caller waits, so they come last, and only where GPM doesn't say it."""
+
+CONSTANTS = frozenset(
+    {
+        "pcie_link_generation_max", "pcie_link_width_max_lanes", "gpu_sm_clock_max_mhz", "gpu_memory_clock_max_mhz",
+        "gpu_power_limit_default_w",
+    }
+)  # fmt: skip
+"""Counters that are read once, before the target begins."""
 
 
 def readings(device: Device, gpm: bool) -> tuple[Reading, ...]:

@@ -1,10 +1,14 @@
-"""The sampling itself: one pass over the devices, and the thread that makes one at the asked rate within its budget."""
+"""The sampling itself: one pass over the devices.
+
+A pass has a cheap part, which is made every time: power, SM clock, clock events, who is on the devices. The rest is
+made where the budget allows (see pacer): GPM, whose answer costs the driver more than 1 ms, and what changes slowly.
+GPM's values are means since its last answer, so with fewer of them nothing goes unseen.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,12 +25,11 @@ from perfscope.collectors.nvml.values import ValueFile
 LOOK_NS = 500_000_000
 """Time between two looks at which processes are on a device, once it is known that the target is on one."""
 
-BUDGET = 0.009
-"""Share of one core that sampling at up to 10 Hz may cost; a higher rate, being asked for, may cost more in proportion.
-"""
+SEARCH_NS = 200_000_000
+"""Time between two such looks before that."""
 
-_BURST_NS = 10_000_000
-"""CPU time that may be spent ahead of its share, as on the first passes."""
+UNUSED_NS = 1_000_000_000
+"""Time between two readings of a device while the target is on none."""
 
 _PATIENCE_NS = 2_000_000
 """A GPM sample that may be taken this soon is waited for; else it's the next pass's."""
@@ -40,6 +43,7 @@ class _Watched:
     readings: tuple[Reading, ...]
     gpm: Gpm | None
     due_ns: dict[str, int] = field(default_factory=dict)
+    read_ns: int = 0
     looked_ns: int = 0
     pids: dict[int, int] = field(default_factory=dict)
     utilization_since: tuple[int, int] | None = None
@@ -53,8 +57,11 @@ class Sampler:
         self.pids: set[int] = set()
         self.owners = owners
         self.passes = 0
+        self.means = 0
+        """Answers of GPM, of all devices."""
         self.late = 0
         self.cpu_ns = 0
+        self.setup_cpu_ns = 0
         self.longest_call_ns = 0
         self.xids = 0
         self._values = values
@@ -79,30 +86,41 @@ class Sampler:
         return _Watched(device, readings(device, gpm is not None or device.mig_enabled), gpm)
 
     def before_target(self) -> None:
-        """Notes who is on the devices already (unless the target is, as it runs already), and asks for Xid errors."""
+        """Notes who is on the devices already (unless the target is, as it runs already), asks for Xid errors, and
+        makes every call once: the driver's first answers take ms each.
+        """
+        cpu = time.thread_time_ns()
         held = set().union(*map(opened, self.pids))
         for watched in self._watched:
             listed = self._processes(watched.device)
             if listed is not None and watched.device.minor not in held:
                 self.owners.before(watched.device.label, listed.value)
         self._register()
+        self.sample()
+        self.passes, self.longest_call_ns = 0, 0
+        self.setup_cpu_ns = time.thread_time_ns() - cpu
 
     def wanted(self, device: Device) -> bool:
         """Whether a device is to be read: all, until it is known which ones the target uses; then only those."""
-        used = self.owners.used
-        return not used or device.label in used or any(label.startswith(f"{device.label}/") for label in used)
+        known = self.owners.known
+        return not known or device.label in known or any(label.startswith(f"{device.label}/") for label in known)
 
-    def sample(self) -> int:
-        """One pass over all devices. Returns when its GPM samples were taken: a period later the next may be."""
-        for watched in self._watched:
-            if watched.gpm and self.wanted(watched.device):
-                self._means(watched, watched.gpm)
+    def sample(self, full: bool = True) -> int:
+        """One pass over all devices, or its cheap part. Returns when its GPM samples were taken."""
+        now = time.monotonic_ns()
+        rest = 0 if self.owners.known else UNUSED_NS
+        due = [w for w in self._watched if self.wanted(w.device) and now >= w.read_ns + rest]
+        if full:
+            for watched in due:
+                if watched.gpm:
+                    self._means(watched, watched.gpm)
         taken = time.monotonic_ns()
         self._look()
-        for watched in self._watched:
-            if self.wanted(watched.device):
-                self._read(watched)
-        self._xid()
+        for watched in due:
+            watched.read_ns = now
+            self._read(watched, full)
+        if full:
+            self._xid()
         self.passes += 1
         return taken
 
@@ -123,12 +141,13 @@ class Sampler:
             time.sleep(wait / 1e9)
         means = gpm.read()
         if means:
+            self.means += 1
             self._values.write(means.before_ns, means.after_ns, watched.device.label, means.value)
 
-    def _read(self, watched: _Watched) -> None:
+    def _read(self, watched: _Watched, full: bool) -> None:
         device, label = watched.device, watched.device.label
         for reading in watched.readings:
-            if time.monotonic_ns() < watched.due_ns.get(reading.what, 0):
+            if reading.every_ns and not (full and time.monotonic_ns() >= watched.due_ns.get(reading.what, 0)):
                 continue
             answer = device.calls.read(reading.what, lambda reading=reading: reading.call(device))  # type: ignore[misc]
             if answer is None:
@@ -157,7 +176,7 @@ class Sampler:
     def _look(self) -> None:
         """Who is on which device, and what they use."""
         now = time.monotonic_ns()
-        every = LOOK_NS if self.owners.used else 0
+        every = LOOK_NS if self.owners.used else SEARCH_NS
         pids = set(self.pids)
         for watched in self._watched:
             device = watched.device
@@ -181,7 +200,7 @@ class Sampler:
                 self._utilization(watched)
 
     def _holding(self, device: Device, pids: set[int], now: int) -> set[int]:
-        if now - self._holders_ns >= LOOK_NS:
+        if now - self._holders_ns >= (LOOK_NS if self.owners.used else SEARCH_NS):
             self._holders_ns = now
             self._holders = {}
             for pid in pids:
@@ -236,7 +255,7 @@ class Sampler:
 
     def _xid(self) -> None:
         """Takes the Xid errors that came since the last pass; their bracket is the time between the two."""
-        if not self._registered:
+        if not self._registered or time.monotonic_ns() < self._events_since_ns + UNUSED_NS:
             return
         while True:
             try:
@@ -271,43 +290,3 @@ def _process_samples(device: Device, since_us: int) -> list[Any]:
 
 def _address(handle: Any) -> int:
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
-
-
-class Pacer:
-    """A thread that samples at `rate_hz`, or less often where that would cost more than its share of a core.
-
-    A pass begins no earlier than a full period after the GPM samples of the last: at 10 Hz they may not be closer.
-    """
-
-    def __init__(self, sampler: Sampler, values: ValueFile, rate_hz: int) -> None:
-        self.error: Exception | None = None
-        self._sampler = sampler
-        self._values = values
-        self._period_ns = 1_000_000_000 // rate_hz
-        self._share = BUDGET * max(rate_hz / 10, 1)
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="perfscope-nvml-sampler", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self, timeout_s: float) -> bool:
-        """True if the thread ended; it can't while a call of the driver hangs."""
-        self._stopping.set()
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        sampler, start, cpu = self._sampler, time.monotonic_ns(), time.thread_time_ns()
-        due = start
-        try:
-            while not self._stopping.wait(max(0, due - time.monotonic_ns()) / 1e9):
-                due = sampler.sample() + self._period_ns
-                self._values.flush()
-                sampler.cpu_ns = time.thread_time_ns() - cpu
-                paid = start + int((sampler.cpu_ns - _BURST_NS) / self._share)
-                if paid > due + self._period_ns // 10:
-                    sampler.late += 1
-                due = max(due, paid)
-        except Exception as error:  # noqa: BLE001 (a full disk, or a defect: it ends the sampling, and is said)
-            self.error = error

@@ -119,14 +119,31 @@ def recorded(kind: str, seconds: float, rate: int) -> None:
         longest = sampler.longest_call_ns / 1e6
         print(f"  {sampler.cpu_ns / max(sampler.passes, 1) / 1e3:.0f} us of CPU a pass; longest call {longest:.2f} ms")
         means = sum(row["name"] == "gpu_busy_pct" for row in rows)
+        apart = apart_s(rows)
         judge(
-            f"{means} GPM values in {sampler.passes} passes", not sampler.uses_gpm or means >= 0.9 * sampler.passes - 2
+            f"{means} GPM values in {sampler.passes} passes, at most {apart:.2f} s apart once the target was seen",
+            not sampler.uses_gpm or (means > 5 and apart < 1),
         )
+        judge(f"power was read {seen(rows, did):.2f} times a second while it worked", seen(rows, did) > 0.9 * rate)
+        print(f"  setting up took {sampler.setup_cpu_ns / 1e6:.1f} ms of CPU")
         judge(f"own cost {cost:.2f} % of a core < 1 %", cost < 1)
         judge(f"at least 9 of 10 passes were on time ({sampler.late} late)", sampler.late * 10 <= sampler.passes)
         for note in collector.report.notes:
             print(f"  note: {note}")
         print(f"  {collector.report.version}; {json.dumps(collector.report.details['devices'])}")
+
+
+def apart_s(rows: list[dict[str, Any]]) -> float:
+    """Longest interval of GPM's, in s, from when a process of the target was told on the device."""
+    since = min((r["time_ns"] for r in rows if r["pid"] is not None), default=1 << 62)
+    lengths = [2 * r["error_ns"] / 1e9 for r in rows if r["name"] == "gpu_busy_pct" and r["time_ns"] > since]
+    return max(lengths, default=0.0)
+
+
+def seen(rows: list[dict[str, Any]], did: dict[str, int]) -> float:
+    """How often a second power was read while the program worked."""
+    count = sum(r["name"] == "gpu_power_w" and did["start"] <= r["time_ns"] <= did["end"] for r in rows)
+    return count / (did["end"] - did["start"]) * 1e9
 
 
 def judged(kind: str, did: dict[str, int], rows: list[dict[str, Any]], pid: int) -> None:
@@ -201,13 +218,14 @@ def costs(device: Device) -> None:
     cost_of("GPM sample", lambda: pynvml.nvmlGpmSampleGet(device.handle, samples[0]))
     time.sleep(0.2)
     pynvml.nvmlGpmSampleGet(device.handle, samples[1])
-    for count in (1, len(METRICS)):
+    asked = list(METRICS.items())
+    for name, some in (*((name, [(name, metric)]) for name, metric in asked), ("all", asked)):
         request = pynvml.c_nvmlGpmMetricsGet_t()
-        request.version, request.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, count
+        request.version, request.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, len(some)
         request.sample1, request.sample2 = samples
-        for place, (metric, _) in enumerate(list(METRICS.values())[:count]):
+        for place, (_, (metric, _)) in enumerate(some):
             request.metrics[place].metricId = metric
-        cost_of(f"GPM metrics, {count} asked", lambda request=request: pynvml.nvmlGpmMetricsGet(request))  # type: ignore[misc]
+        cost_of(f"GPM metrics: {name}", lambda request=request: pynvml.nvmlGpmMetricsGet(request))  # type: ignore[misc]
     print(f"  GPM for samples closer than the {LEAST_NS / 1e6:.0f} ms of its documentation:")
     for apart in (0.005, 0.02, 0.05, 0.1, 0.2):
         pynvml.nvmlGpmSampleGet(device.handle, samples[0])

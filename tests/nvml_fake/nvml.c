@@ -109,6 +109,7 @@ int nvmlDeviceGetMaxPcieLinkWidth(Device *d, unsigned *value) { CALLED(d); *valu
 int nvmlDeviceGetCurrPcieLinkGeneration(Device *d, unsigned *value) { CALLED(d); *value = 4; return 0; }
 int nvmlDeviceGetCurrPcieLinkWidth(Device *d, unsigned *value) { CALLED(d); *value = 8; return 0; }
 int nvmlDeviceGetPowerUsage(Device *d, unsigned *mw) { CALLED(d); *mw = 345678; return 0; }
+int nvmlDeviceGetPowerManagementDefaultLimit(Device *d, unsigned *mw) { CALLED(d); *mw = 650000; return 0; }
 int nvmlDeviceGetEnforcedPowerLimit(Device *d, unsigned *mw) { CALLED(d); *mw = 700000; return 0; }
 int nvmlDeviceGetTemperature(Device *d, int sensor, unsigned *c) { (void)sensor; CALLED(d); *c = 61; return 0; }
 int nvmlDeviceGetTotalEccErrors(Device *d, int kind, int counter, unsigned long long *n) {

@@ -60,3 +60,22 @@ def test_a_wait_is_counted_once_however_many_kernels_it_waited_for() -> None:
     (waits,) = [e.value for f in verdict.findings for e in f.evidence if e.what == "waits from this place"]
     reductions = sum("reduce_kernel" in (name or "") for name in session.table("gpu_activity")["name"].to_pylist())
     assert abs(waits - reductions) <= 2
+
+
+def test_pcie_counters_are_the_bytes_copied_and_a_header_each_256_of_them() -> None:
+    """Two sources on one clock: what CUPTI saw copied to the GPU, and GPM's mean of the interval around it."""
+    session = Session.open(RECORDED / "copy_not_overlapped.perfscope")
+    rows = session.table("counters").to_pylist()
+    copies = [r for r in session.table("gpu_activity").to_pylist() if r["kind"] == "copy"]
+    ratios: dict[str, list[float]] = {"pcie_rx_bytes_per_s": [], "pcie_tx_bytes_per_s": []}
+    for row in rows:
+        start, end = row["time_ns"] - row["error_ns"], row["time_ns"] + row["error_ns"]
+        if row["name"] in ratios and session.info.start_ns <= start and end <= session.info.stop_ns:
+            moved = sum(
+                c["bytes"] * max(0, min(end, c["end_ns"]) - max(start, c["start_ns"])) / (c["end_ns"] - c["start_ns"])
+                for c in copies
+            )
+            ratios[row["name"]].append(row["value"] * (end - start) / 1e9 / moved)
+    assert all(1 + 12 / 256 <= ratio <= 1 + 24 / 256 for ratio in ratios["pcie_rx_bytes_per_s"])
+    assert all(12 / 256 <= ratio <= 24 / 256 for ratio in ratios["pcie_tx_bytes_per_s"])  # the requests for them
+    assert ratios["pcie_rx_bytes_per_s"] and ratios["pcie_tx_bytes_per_s"]

@@ -33,7 +33,8 @@ def test_gpm_and_classic_values_arrive_in_their_units(plain):
     expected = {
         "gpu_busy_pct": 1.5, "gpu_sm_active_pct": 3.0, "gpu_sm_occupancy_pct": 4.5, "gpu_tensor_active_pct": 7.5,
         "gpu_dram_active_pct": 15.0, "pcie_tx_bytes_per_s": 30 * MIB, "pcie_rx_bytes_per_s": 31.5 * MIB,
-        "gpu_power_w": 345.678, "gpu_power_limit_w": 700.0, "gpu_temperature_c": 61.0, "gpu_sm_clock_mhz": 1500.0,
+        "gpu_power_w": 345.678, "gpu_power_limit_w": 700.0, "gpu_power_limit_default_w": 650.0,
+        "gpu_temperature_c": 61.0, "gpu_sm_clock_mhz": 1500.0,
         "gpu_memory_clock_mhz": 3200.0, "gpu_sm_clock_max_mhz": 1980.0, "gpu_memory_clock_max_mhz": 3201.0,
         "gpu_memory_used_bytes": 1000.0, "gpu_memory_total_bytes": 80000.0, "gpu_ecc_corrected_errors": 7.0,
         "gpu_ecc_uncorrected_errors": 2.0, "pcie_link_generation": 4.0, "pcie_link_width_lanes": 8.0,
@@ -62,9 +63,25 @@ def test_gpm_takes_the_place_of_slow_calls_and_keeps_its_distance(library, tmp_p
     assert not got.calls["nvmlDeviceGetUtilizationRates 0"]
 
 
-def test_at_10_hz_every_pass_has_its_gpm_sample(plain):
-    assert plain.calls["nvmlGpmSampleGet 0"] == plain.passes
-    assert plain.calls["nvmlGpmMetricsGet -1"] == plain.passes - 1
+def test_every_gpm_sample_but_the_first_gives_means(plain):
+    assert plain.calls["nvmlGpmMetricsGet -1"] == plain.calls["nvmlGpmSampleGet 0"] - 1 >= 3
+
+
+def test_what_the_hardware_has_for_good_is_asked_once(plain):
+    for function in ("MaxPcieLinkGeneration", "MaxPcieLinkWidth", "PowerManagementDefaultLimit"):
+        assert plain.calls[f"nvmlDeviceGet{function} 0"] == 1
+    assert plain.calls["nvmlDeviceGetMaxClockInfo 0"] == 2  # SM and memory
+    assert plain.calls["nvmlDeviceGetPowerUsage 0"] >= 8  # every pass since the target was seen
+
+
+def test_a_target_that_is_never_listed_keeps_what_it_has_open(library, tmp_path):
+    got = record(
+        library, tmp_path, before="gpus 2\n", then="pid 1 1 5\n", hold=["/dev/nvidia1"], uses=(), prefix=INSIDE
+    )
+    assert {row["device"] for row in got.rows} == {"gpu1"}
+    assert not got.values("gpu_process_memory_bytes", "gpu1")
+    assert (got.report.status, got.used) == ("ok", [])
+    assert "gpu1: kept as the target has it open; the driver listed no process of it" in got.report.notes
 
 
 def test_gpm_rows_tile_the_time_they_cover(plain):

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,8 +15,10 @@ from hypothesis import strategies as st
 from perfscope.collectors.nvml import calls as calls_module
 from perfscope.collectors.nvml import values
 from perfscope.collectors.nvml.calls import Calls
+from perfscope.collectors.nvml.collector import _hold_from
 from perfscope.collectors.nvml.devices import Device, _cpus
 from perfscope.collectors.nvml.owners import Owners, opened, visible
+from perfscope.collectors.nvml.pacer import Pacer
 from perfscope.errors import CollectorError
 
 SECOND = 1_000_000_000
@@ -137,6 +141,72 @@ def test_a_lost_device_is_asked_nothing_more(clock):
     assert len(made) == 1
 
 
+# The budget
+
+
+class Passes:
+    """Stands for a sampler whose full and cheap passes cost known CPU time."""
+
+    def __init__(self, full_ns, cheap_ns, until):
+        self.costs, self.until = {True: full_ns, False: cheap_ns}, until
+        self.made, self.late, self.cpu_ns = [], 0, 0
+        self.done = threading.Event()
+
+    def sample(self, full):
+        began = time.monotonic_ns()
+        end = time.thread_time_ns() + self.costs[full]
+        while time.thread_time_ns() < end:
+            pass
+        self.made.append(full)
+        if len(self.made) >= self.until:
+            self.done.set()
+        return began
+
+
+def paced(passes, rate_hz=10):
+    pacer = Pacer(passes, SimpleNamespace(flush=lambda: None), rate_hz)
+    began = time.monotonic_ns()
+    pacer.start()
+    assert passes.done.wait(60)
+    elapsed = time.monotonic_ns() - began
+    assert pacer.stop(10)
+    assert pacer.error is None
+    return elapsed
+
+
+def test_full_passes_are_made_as_far_as_the_budget_goes():
+    passes = Passes(full_ns=20_000_000, cheap_ns=1_000_000, until=40)
+    elapsed = paced(passes, rate_hz=100)  # ten times the budget of 10 Hz: 8.5 %
+    assert passes.made[0] and 2 <= sum(passes.made) < 30
+    spent = sum(passes.costs[full] for full in passes.made)
+    assert spent <= 0.085 * elapsed + 3_000_000 + 20_000_000 + 40 * 1_000_000
+
+
+def test_passes_go_on_long_before_an_expensive_one_is_paid_for():
+    passes = Passes(full_ns=100_000_000, cheap_ns=0, until=4)
+    elapsed = paced(passes)
+    assert passes.made == [True, False, False, False]
+    assert 0.0085 * elapsed < 100_000_000
+
+
+def test_cheap_passes_that_cost_too_much_are_made_less_often_and_counted():
+    passes = Passes(full_ns=10_000_000, cheap_ns=2_000_000, until=4)
+    elapsed = paced(passes)
+    assert passes.made == [True, False, False, False] and passes.late >= 2
+    assert elapsed > 2 * 2_000_000 / 0.0085 * 2
+
+
+def test_constants_read_before_the_recording_hold_from_its_start():
+    columns = {
+        "name": ["gpu_power_w", "gpu_sm_clock_max_mhz", "gpu_sm_clock_max_mhz"],
+        "time_ns": [10, 10, 300],
+        "error_ns": [2, 3, 4],
+    }
+    _hold_from(100, columns)
+    assert columns["time_ns"] == [10, 100, 300]
+    assert columns["error_ns"] == [2, 93, 4]  # 100 ± 93 reaches back to 7, when that call began
+
+
 # Whose process is whose
 
 
@@ -155,6 +225,14 @@ def test_on_the_host_another_program_is_never_taken_for_the_target():
         assert owners.used == set()
     finally:
         other.communicate(b"\n")
+
+
+def test_what_the_target_has_open_is_known_though_nobody_lists_it():
+    owners = Owners(host=True)
+    assert owners.match("gpu0", {1}, {5}, {5}) == {}
+    assert (owners.used, owners.held, owners.known) == (set(), {"gpu0"}, {"gpu0"})
+    assert owners.match("gpu1", {5}, {5}, set()) == {5: 5}
+    assert owners.known == {"gpu1"}  # what is listed says more
 
 
 def test_elsewhere_one_new_id_and_one_holder_are_the_same():

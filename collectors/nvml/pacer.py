@@ -1,0 +1,64 @@
+"""The thread that samples at the asked rate, within its budget of CPU time."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from perfscope.collectors.nvml.sampler import Sampler
+from perfscope.collectors.nvml.values import ValueFile
+
+BUDGET = 0.0085
+"""Share of one core that sampling at up to 10 Hz may cost; a higher rate, being asked for, may cost more in proportion.
+"""
+
+_BURST_NS = 3_000_000
+"""CPU time that may be spent ahead of its share."""
+
+_LONGEST_NS = 500_000_000
+"""Longest pause, however much was overspent. A call made while the target holds the driver's lock, as when it creates
+its context, can cost tens of ms of CPU: the kernel spins for the lock. To make up for that in silence would take
+seconds, in which the target goes unseen."""
+
+
+class Pacer:
+    """Makes passes at `rate_hz`: full ones as far as the budget goes, else their cheap part.
+
+    A pass begins no earlier than a full period after the GPM samples of the last: at 10 Hz they may not be closer.
+    Where even the cheap part would take more than half of the budget, passes are rarer, and counted as late.
+    """
+
+    def __init__(self, sampler: Sampler, values: ValueFile, rate_hz: int) -> None:
+        self.error: Exception | None = None
+        self._sampler = sampler
+        self._values = values
+        self._period_ns = 1_000_000_000 // rate_hz
+        self._share = BUDGET * max(rate_hz / 10, 1)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="perfscope-nvml-sampler", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """True if the thread ended; it can't while a call of the driver hangs."""
+        self._stopping.set()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        sampler, start, cpu = self._sampler, time.monotonic_ns(), time.thread_time_ns()
+        due = start
+        try:
+            while not self._stopping.wait(max(0, due - time.monotonic_ns()) / 1e9):
+                spent = time.thread_time_ns() - cpu
+                full = spent <= self._share * (time.monotonic_ns() - start) + _BURST_NS
+                due = sampler.sample(full) + self._period_ns
+                self._values.flush()
+                sampler.cpu_ns = time.thread_time_ns() - cpu
+                if not full:
+                    rest = min(int(2 * (sampler.cpu_ns - spent) / self._share), _LONGEST_NS) - self._period_ns
+                    sampler.late += rest > self._period_ns // 10
+                    due += max(rest, 0)
+        except Exception as error:  # noqa: BLE001 (a full disk, or a defect: it ends the sampling, and is said)
+            self.error = error
