@@ -101,8 +101,10 @@ def plural(number: int, noun: str) -> str:
 
 
 def clock_words(source: str, clock: ClockMap) -> str:
-    """`pyspy ±640 us (a look every 10.0 ms)`, `ebpf exact`."""
-    error = "exact" if clock.error_ns == 0 else f"±{duration(clock.error_ns)}"
+    """`pyspy ±640 us (a look every 10.0 ms)`, `ebpf exact`, `jfr by its own clock` (a file from elsewhere)."""
+    error = f"±{duration(clock.error_ns)}"
+    if clock.error_ns == 0:
+        error = "exact" if clock.domain == "monotonic" else "by its own clock"
     looks = f" (a look every {duration(clock.resolution_ns)})" if clock.resolution_ns else ""
     return f"{source} {error}{looks}"
 

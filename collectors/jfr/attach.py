@@ -15,6 +15,7 @@ import socket
 import stat
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from perfscope import procfs
@@ -144,24 +145,15 @@ def _short(path: Path) -> str:
 def _request_socket(process: Process, path: Path, owner: tuple[int, int]) -> None:
     """Makes the JVM open its socket. HotSpot heeds the file only if it belongs to its own user (or to root)."""
     name = f".attach_pid{process.ns_pid}"
-    trigger = None
-    for folder in (f"/proc/{process.pid}/cwd", f"/proc/{process.pid}/root/tmp"):
-        candidate = Path(folder) / name
-        try:
-            descriptor = os.open(candidate, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o660)
-        except FileExistsError:
-            trigger = candidate
-            break
-        except OSError:
-            continue
-        try:
-            if os.geteuid() == 0 and owner != (0, 0):
-                os.fchown(descriptor, *owner)
-        finally:
-            os.close(descriptor)
-        trigger = candidate
-        break
-    if trigger is None:
+    folder = next(
+        (
+            opened
+            for place in (f"/proc/{process.pid}/cwd", f"/proc/{process.pid}/root/tmp")
+            if (opened := _place_trigger(place, name, owner)) is not None
+        ),
+        None,
+    )
+    if folder is None:
         raise UnreachableError(
             f"can't write to the working directory or /tmp of JVM {process.pid}",
             hint="run as the JVM's own user, or as root",
@@ -177,7 +169,31 @@ def _request_socket(process: Process, path: Path, owner: tuple[int, int]) -> Non
                 raise CollectorError(f"JVM {process.pid} did not open its attach socket in {CONNECT_SECONDS:.0f} s")
             time.sleep(0.002)
     finally:
-        trigger.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)
+        os.close(folder)
+
+
+def _place_trigger(place: str, name: str, owner: tuple[int, int]) -> int | None:
+    """Puts the file there. Returns the folder, open: its path is gone as soon as the JVM is. None if that's refused."""
+    try:
+        folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        how = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(name, how, 0o660, dir_fd=folder)
+    except FileExistsError:  # a killed tool left it
+        return folder
+    except OSError:
+        os.close(folder)
+        return None
+    try:
+        if os.geteuid() == 0 and owner != (0, 0):
+            os.fchown(descriptor, *owner)
+    finally:
+        os.close(descriptor)
+    return folder
 
 
 def _signal(process: Process) -> None:

@@ -10,7 +10,7 @@ from perfscope.collectors.pyspy.budget import SHARE, Budget
 from perfscope.collectors.pyspy.checks import check, version
 from perfscope.collectors.pyspy.instance import Instance, binary
 from perfscope.collectors.pyspy.lane import Lane, Target
-from perfscope.collectors.pyspy.reading import Reading
+from perfscope.collectors.pyspy.reading import MISSING_SHARE, Reading
 from perfscope.model.session import SessionWriter
 from perfscope.procfs import Process
 
@@ -114,8 +114,11 @@ class PySpyCollector(Collector):
         self._stopped = True
         now = time.monotonic_ns()
         for target in self._targets:
-            if target.ended_ns is None and target.process.alive():
-                target.look(now)
+            if target.ended_ns is None:
+                if target.process.alive():
+                    target.look(now)
+                else:
+                    target.ended_ns = now
         for lane in self._lanes():
             lane.interrupt()
         deadline = time.monotonic_ns() + int(STOP_S * 1e9)
@@ -157,10 +160,13 @@ class PySpyCollector(Collector):
         whys = reading.problems
         if missed := sum(not t.attached for t in self._targets):
             whys.append(f"{missed} of {len(self._targets)} Python processes came and went too quickly to be sampled")
+        if reading.missing_share > MISSING_SHARE:
+            whys.append(reading.lateness())
         if not self._targets:
             report.status, report.why = "unavailable", "the target had no Python process"
         elif not reading.looks:
-            report.status, report.why = "failed", "; ".join(whys) or "no Python stack was seen"
+            report.status = "unavailable" if whys and reading.brief else "failed"
+            report.why = "; ".join(whys) or "no Python stack was seen"
             report.hint = reading.hint
         elif whys:
             report.status, report.why, report.hint = "partial", "; ".join(whys), reading.hint

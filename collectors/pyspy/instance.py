@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -35,11 +36,12 @@ def binary() -> str:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a py-spy ended early. final: trying again can't help."""
+    """Why a py-spy ended early. final: trying again can't help. brief: there was no time to look, nothing is wrong."""
 
     why: str
     hint: str | None = None
     final: bool = False
+    brief: bool = False
 
 
 def explain(output: str) -> Failure | None:
@@ -56,9 +58,12 @@ def explain(output: str) -> Failure | None:
     if "Failed to find python version" in output:
         return Failure("no Python interpreter found in the process")
     if "Failed to get process executable name" in output or "No such process" in output:
-        return Failure("the process was gone before py-spy had attached", final=True)
+        return Failure("the process was gone before py-spy had attached", final=True, brief=True)
     if "No space left on device" in output:
         return Failure("no space left for its output", "free some space, or choose another place with -o", final=True)
+    if "Too many open files" in output:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return Failure(f"it may open no more than {limit} files", "ulimit -n $(ulimit -Hn)", final=True)
     if re.search(r"Error: .*(Read-only file system|Is a directory|No such file or directory)", output):
         return Failure("its output can't be written", "choose a writable place with -o", final=True)
     return None
@@ -115,7 +120,9 @@ class Instance:
                 )
             self._log = log.open("rb")
         except OSError as error:
-            raise CollectorError(f"py-spy can't be started: {error.filename}: {error.strerror}") from None
+            known = explain(error.strerror or "")
+            hint = known.hint if known is not None and known.final else None
+            raise CollectorError(f"py-spy can't be started: {error.filename}: {error.strerror}", hint=hint) from None
         self._rest = b""
 
     @property
@@ -234,6 +241,8 @@ class Instance:
         """Why it ended without its file."""
         output = "\n".join(self._words)
         code = self._popen.returncode
+        if code == -signal.SIGINT and self.interrupted:
+            return Failure("it was ended before it had looked", brief=True)
         if code is not None and code < 0:
             return Failure(f"py-spy was killed by {signal.Signals(-code).name}")
         last = next((w.strip() for w in reversed(self._words) if w.startswith("Error:")), "it said nothing")

@@ -15,6 +15,9 @@ from perfscope.collectors.pyspy.rows import I64, Timed, place, share_out, write_
 from perfscope.collectors.pyspy.torn import TornJudge
 from perfscope.model.session import SessionWriter
 
+MISSING_SHARE = 0.5
+"""Share of the looks that the rate promises which may be missing before what was seen counts as partial: below half of
+them the rate that the session names is not the one it was recorded at."""
 STARVED_SHARE = 0.05
 """Share of its life that py-spy may want a CPU in vain before that is said: 5 % of the looks are then misplaced."""
 
@@ -23,7 +26,8 @@ class Reading:
     """All files of a recording's py-spys, read one after the other.
 
     looks, errors: as py-spy counted them. unsound: events and lines that fit into no stack. late: looks that the rate
-    promises and that never came. problems: what is missing from the session.
+    promises and that never came. problems: what is missing from the session. brief: for want
+    of time alone.
     """
 
     def __init__(self, writer: SessionWriter, start_ns: int, stop_ns: int) -> None:
@@ -33,6 +37,7 @@ class Reading:
         self.looks = self.errors = self.unsound = self.late = 0
         self.problems: list[str] = []
         self.hint: str | None = None
+        self.brief = True
         self._covered: list[tuple[int, int]] = []
         self._clocks: list[ClockMap] = []
         self._time_ns = self._torn_ns = self._judged_ns = 0
@@ -43,8 +48,12 @@ class Reading:
     def target(self, target: Target) -> None:
         """Reads all files of one process."""
         stacks, gil = target.lanes
-        self._failures(target, stacks, "stacks")
-        self._failures(target, gil, "GIL holders")
+        if _too_brief(stacks) and _too_brief(gil):
+            whose = "process" if target.ended_ns is not None else "the recording of process"
+            self.problems.append(f"{whose} {target.process.pid} ended before py-spy had looked at it")
+        else:
+            self._failures(target, stacks, "stacks")
+            self._failures(target, gil, "GIL holders")
         judge = TornJudge(self.writer.stacks, target.source)
         until = self.stop_ns if target.ended_ns is None else min(self.stop_ns, target.ended_ns)
         # Backwards: where one py-spy took over from another both may have looked, and the later one's looks count.
@@ -60,7 +69,7 @@ class Reading:
                 self._gil(target, instance, judge)
 
     def _failures(self, target: Target, lane: Lane, what: str) -> None:
-        pid = target.process.pid
+        pid, before = target.process.pid, len(self.problems)
         for start, end, failure in lane.lost:
             self.problems.append(
                 f"{what} of process {pid} missing for {(end - start) / 1e9:.1f} s, "
@@ -70,6 +79,7 @@ class Reading:
             self.problems.append(f"{what} of process {pid} not recorded: {lane.failure.why}")
         if lane.failure is not None:
             self.hint = self.hint or lane.failure.hint
+        self.brief &= len(self.problems) == before
 
     def _segment(self, target: Target, instance: Instance, clock: ClockMap, judge: TornJudge, until: int) -> int:
         """Reads one chrometrace; returns when its first look was."""
@@ -150,6 +160,15 @@ class Reading:
             ],
         )
 
+    @property
+    def missing_share(self) -> float:
+        """Share of the looks promised that never came, 0..1."""
+        return self.late / self._expected if self._expected else 0.0
+
+    def lateness(self) -> str:
+        """How many looks are missing, for people."""
+        return f"py-spy came late: {self.missing_share * 100:.0f} % of the looks that its rate promises are missing"
+
     def covered_ns(self) -> list[tuple[int, int]]:
         """Intervals in which at least one process was watched, in order and without overlap."""
         found: list[tuple[int, int]] = []
@@ -190,20 +209,26 @@ class Reading:
                 "out of hot paths "
                 f"({judged * 100:.0f} % of it could be checked against the sources; the rest may hold more)"
             )
-        missing = self.late / self._expected if self._expected else 0.0
         # Looks come at random (exponential) intervals, so their number itself scatters by its square root.
-        if self.late > 3 * self._expected**0.5 and missing > 0.02:
-            notes.append(f"py-spy came late: {missing * 100:.0f} % of the looks that its rate promises are missing")
+        if self.late > 3 * self._expected**0.5 and 0.02 < self.missing_share <= MISSING_SHARE:
+            notes.append(self.lateness())
         starved = self._starved_ns / self._life_ns if self._life_ns else 0.0
         if starved > STARVED_SHARE:
             notes.append(f"py-spy waited {starved * 100:.0f} % of the time for a CPU: what happened then is blurred")
         if self._behind:
-            notes.append(f"py-spy said {self._behind} times that it is over a second late")
+            often = "once" if self._behind == 1 else f"{self._behind} times"
+            notes.append(f"py-spy said {often} that it is over a second late")
         if self.errors:
             notes.append(f"{self.errors} looks failed to read a stack")
         if self._dead:
             notes.append(f"threads that died: {self._dead}; their last stacks are cut where /proc last showed them")
         return notes
+
+
+def _too_brief(lane: Lane) -> bool:
+    """True if its py-spys had no time to look."""
+    looked = any(instance.whole and instance.samples != 0 for instance in lane.done)
+    return bool(lane.done) and not lane.lost and not looked and (lane.failure is None or lane.failure.brief)
 
 
 def _with_looks(clock: ClockMap, share: float | None) -> ClockMap:

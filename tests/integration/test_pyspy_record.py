@@ -505,8 +505,8 @@ def test_a_target_that_exits_at_once_is_said_not_raised(
     recording.collector.process_started(procfs.Process(target.pid, process.start_ticks, target.pid, "python"))
     recording.until(lambda: all(lane.current is None for lane in recording.collector._lanes()))
     recording.finish()
-    assert recording.report.status == "failed"
-    assert "gone" in recording.report.why
+    assert recording.report.status == "unavailable"
+    assert recording.report.why == f"process {target.pid} ended before py-spy had looked at it"
 
 
 def test_nothing_python_is_unavailable(tmp_path: Path) -> None:
@@ -568,9 +568,21 @@ def test_made_up_calls_are_marked_torn_and_true_ones_are_not(
 ) -> None:
     target = program(LEAVES, "400")  # leaves of some 10 to 20 us
     line(target)
-    recording = Recording(tmp_path, Options(rate_hz=400))
-    recording.start(target.pid)
-    recording.until(recording.sampled(target.pid, 3.0))
+    # On a machine without a CPU to spare a py-spy looks a few times only: then another one goes on.
+    true = 0
+    for number in range(10):
+        true += true_stacks(tmp_path / str(number), target.pid)
+        if true > 100:
+            break
+    assert true > 100
+
+
+def true_stacks(path: Path, pid: int) -> int:
+    """Records it for a while, proves that exactly its made-up stacks are torn, and returns the number of the others."""
+    path.mkdir()
+    recording = Recording(path, Options(rate_hz=400))
+    recording.start(pid)
+    recording.until(recording.sampled(pid, 1.5))
     session = recording.finish()
     lines = LEAVES.splitlines()
     made_up = marked = true = wrongly = 0
@@ -582,10 +594,9 @@ def test_made_up_calls_are_marked_torn_and_true_ones_are_not(
             true, wrongly = true + 1, wrongly + row["torn"]
         else:
             made_up, marked = made_up + 1, marked + row["torn"]
-    assert true > 100 and wrongly == 0
-    assert marked == made_up
-    details = recording.report.details
-    assert (details["torn_share"] > 0) == (made_up > 0)
+    assert wrongly == 0 and marked == made_up
+    assert (recording.report.details["torn_share"] > 0) == (made_up > 0)
+    return true
 
 
 LIBRARY = """

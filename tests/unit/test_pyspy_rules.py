@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -13,15 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.clock import ClockMap
-from perfscope.collectors.base import Options
+from perfscope.collectors.base import Context, Options
 from perfscope.collectors.pyspy import PySpyCollector, checks
 from perfscope.collectors.pyspy.anchor import STAMP_NS, measure
 from perfscope.collectors.pyspy.budget import SHARE, Budget
 from perfscope.collectors.pyspy.frames import make_frame
 from perfscope.collectors.pyspy.instance import explain
+from perfscope.collectors.pyspy.lane import Target
+from perfscope.collectors.pyspy.reading import Reading
 from perfscope.collectors.pyspy.rows import share_out
 from perfscope.collectors.pyspy.torn import TornJudge
 from perfscope.errors import CollectorError
+from perfscope.model.session import SessionWriter
 from perfscope.model.stacks import Frame, StackTable
 
 SOURCE = """\
@@ -232,3 +238,20 @@ def test_check_says_what_is_missing_and_how_to_mend_it(tmp_path: Path, monkeypat
         monkeypatch.setattr(checks, "_ptrace_scope", lambda scope=scope: scope)
         row = list(PySpyCollector.check(Options()))[1]
         assert row.state == state and "sudo" in row.fix
+
+
+@pytest.mark.parametrize(("late", "status"), [(49, "ok"), (87, "partial")])
+def test_most_looks_missing_is_partial(tmp_path: Path, late: int, status: str) -> None:
+    reading = Reading(SessionWriter(tmp_path / "s.perfscope"), 0, 10**9)
+    reading.looks, reading.late, reading._expected = 100 - late, late, 100.0
+    collector = PySpyCollector(Context(tmp_path / "raw", Options(), lambda key, argv: None))
+    collector._targets = [cast(Target, SimpleNamespace(attached=True))]
+    collector._conclude(reading)
+    assert collector.report.status == status
+    assert f"{late} % of the looks" in " ".join([collector.report.why or "", *collector.report.notes])
+
+
+def test_too_few_files_names_the_limit_and_how_to_raise_it() -> None:
+    failure = explain("Error: Too many open files (os error 24)")
+    assert failure is not None and failure.hint == "ulimit -n $(ulimit -Hn)"
+    assert str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) in failure.why
