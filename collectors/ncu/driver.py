@@ -32,7 +32,6 @@ METRICS = (
     "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
 )
 """What no section holds: use of memory sectors and bank conflicts (uncoalesced-access, bank-conflict)."""
-CLOCKS = ("none", "base")
 _GET = (
     "install Nsight Compute: apt-get install nsight-compute (NVIDIA's repository), or the CUDA toolkit; add it to PATH"
 )

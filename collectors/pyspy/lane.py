@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ from perfscope.procfs import Process
 RETRY_NS = 300_000_000
 MAX_FAILURES = 5
 """Attempts in a row before a process is given up: an interpreter that only just starts needs the second or third."""
+MAX_SOURCE = 4 << 20
+"""Largest source file looked at, in bytes."""
 SEGMENT_NS = 600 * 10**9
 """py-spy keeps a chrometrace in memory and writes it at its end: a new one every ten minutes bounds both its memory
 and what a killed one takes along."""
@@ -203,10 +206,13 @@ class Target:
             return None
         path = Path(name if self.same_mounts else f"/proc/{self.process.pid}/root{name}")
         try:
-            stat = path.stat()
-            if stat.st_mtime > self.started_wall or stat.st_size > 4 << 20:
-                return None
-            return path.read_text(encoding="utf-8", errors="replace")
+            # The program says what the file is: it may be a pipe or a device, which must neither block nor fill memory.
+            with open(path, "rb", opener=lambda file, flags: os.open(file, flags | os.O_NONBLOCK)) as source:
+                found = os.fstat(source.fileno())
+                usable = stat.S_ISREG(found.st_mode) and found.st_size <= MAX_SOURCE
+                if not usable or found.st_mtime > self.started_wall:
+                    return None
+                return (source.read(MAX_SOURCE) or b"").decode("utf-8", "replace")
         except (OSError, ValueError):
             return None
 

@@ -35,9 +35,6 @@ import numpy.typing as npt
 
 from perfscope.model.stacks import ROOT, Frame, StackTable
 
-MAX_SOURCE = 4 << 20
-"""Largest source file looked at, in bytes."""
-
 _PLAIN_BUILTINS = {"abs", "bool", "chr", "divmod", "float", "format", "hash", "hex", "id", "int", "isinstance"}
 _PLAIN_BUILTINS |= {"issubclass", "len", "ord", "print", "range", "repr", "round", "slice", "str"}
 _PLAIN_MODULES = frozenset({"time", "math"})

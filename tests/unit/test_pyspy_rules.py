@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import subprocess
@@ -22,13 +23,15 @@ from perfscope.collectors.pyspy.anchor import STAMP_NS, measure
 from perfscope.collectors.pyspy.budget import SHARE, Budget
 from perfscope.collectors.pyspy.frames import make_frame
 from perfscope.collectors.pyspy.instance import explain
-from perfscope.collectors.pyspy.lane import Target
+from perfscope.collectors.pyspy.lane import MAX_SOURCE, Target
+from perfscope.collectors.pyspy.naming import Naming
 from perfscope.collectors.pyspy.reading import Reading
 from perfscope.collectors.pyspy.rows import share_out
 from perfscope.collectors.pyspy.torn import TornJudge
 from perfscope.errors import CollectorError
 from perfscope.model.session import SessionWriter
 from perfscope.model.stacks import Frame, StackTable
+from perfscope.procfs import Process
 
 SOURCE = """\
 import time
@@ -255,3 +258,19 @@ def test_too_few_files_names_the_limit_and_how_to_raise_it() -> None:
     failure = explain("Error: Too many open files (os error 24)")
     assert failure is not None and failure.hint == "ulimit -n $(ulimit -Hn)"
     assert str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) in failure.why
+
+
+@pytest.mark.timeout(10)
+def test_a_source_that_is_no_source_file_is_not_read(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("wörd = 1\n")
+    written = program.stat().st_mtime
+    target = Target(cast(Process, SimpleNamespace(pid=os.getpid())), [], cast(Naming, None), written + 1, True)
+    assert target.source(str(program)) == "wörd = 1\n"
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").touch()
+    os.truncate(tmp_path / "large", MAX_SOURCE + 1)
+    for name in (str(tmp_path / "pipe"), str(tmp_path / "large"), str(tmp_path), "/dev/zero", "<string>", "/no\0name"):
+        assert target.source(name) is None, name
+    target.started_wall = written - 1
+    assert target.source(str(program)) is None  # written since it was loaded
