@@ -19,7 +19,7 @@ from playwright.sync_api import Page, ViewportSize, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-SIZE: ViewportSize = {"width": 1280, "height": 1000}
+SIZE: ViewportSize = {"width": 1280, "height": 1080}
 
 
 def point(page: Page, frame: dict[str, Any], *, click: bool = False) -> None:
