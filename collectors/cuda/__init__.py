@@ -24,7 +24,7 @@ LIBRARY = probes.path("cuda", "libperfscope_cuda.so")
 _INJECTION = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
 _STOP_WAIT_S = 2.0
 """Longest wait for a live process to hand over its last records; the probe looks every 0.2 s."""
-_BUILD = "pip install --force-reinstall --no-binary perfscope-cli perfscope-cli   (needs a C compiler)"
+_BUILD = "apt-get install gcc libc6-dev, then in a checkout: pip install --force-reinstall --no-deps ."
 
 
 class CudaCollector(Collector):

@@ -16,7 +16,7 @@ from perfscope.collectors.base import Check
 def command(as_json: bool, clock: bool) -> int:
     """Check what can be recorded on this machine, why the rest can't, and what mends it.
 
-    --clock takes some 15 seconds. For each source it prints by how many microseconds the instants are off.
+    --clock takes some 10 seconds. For each source it prints by how many microseconds the instants are off.
     """
     if clock:
         return _clock(as_json)
