@@ -36,6 +36,9 @@ def one(program, rule, function=None, says="", options=()):
     return Case(program, frozenset({rule}), function, says, tuple(options))
 
 
+APART = ("-XX:CompileCommand=dontinline,Allocation::parse",)
+"""JFR's looks at a loop that everything was inlined into mostly show the loop."""
+
 CASES = [
     one("python_hotspot.py", "python-hotspot", "score"),
     one("gil_contention.py", "gil-contention", "detokenize", r"threads .*waited .* for the GIL"),
@@ -46,7 +49,13 @@ CASES = [
     one("LockContention.java", "lock-contention", "lookup", "monitor of java.lang.Object .* at LockContention.fetch"),
     one("ReentrantContention.java", "lock-contention", "lookup", r"ReentrantLock\$NonfairSync .* held by 4 threads"),
     one("GcPause.java", "gc-pause", None, "stood still", ["-XX:+UseSerialGC", "-Xms80m", "-Xmx80m"]),
-    one("Allocation.java", "jvm-allocation", "parse", "byte", ["-XX:+UseSerialGC", "-Xms1g", "-Xmx1g", "-Xmn800m"]),
+    one(
+        "Allocation.java",
+        "jvm-allocation",
+        "parse",
+        "byte",
+        ["-XX:+UseSerialGC", "-Xms1g", "-Xmx1g", "-Xmn800m", *APART],
+    ),
     Case("healthy.py"),
     Case("sleep_or_idle.py"),
     Case("Healthy.java", options=("-XX:+UseSerialGC",)),

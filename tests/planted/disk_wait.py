@@ -13,15 +13,29 @@ def append(journal):
     os.pwrite(journal, RECORD, 0)  # planted: disk-wait
 
 
-def handle(number):
-    return sum(range(number % 500))
+def parse(number):
+    for step in range(15_000):
+        number ^= step
+    return number
+
+
+def price(number):
+    for step in range(15_000):
+        number += step
+    return number
+
+
+def render(number):
+    for step in range(15_000):
+        number |= step
+    return number
 
 
 journal = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY | os.O_DIRECT | os.O_DSYNC, 0o600)
 end = time.monotonic() + 2.5
 number = 0
 while time.monotonic() < end:
-    handle(number)
+    render(price(parse(number)))
     append(journal)
     number += 1
 os.close(journal)
