@@ -86,3 +86,5 @@ def test_the_action_pastes_no_input_into_a_script() -> None:
     assert declared == set(re.findall(r"\$\{\{ (?:always\(\) && )?inputs\.([a-z-]+)", text))
     documented = set(re.findall(r"^\| `([a-z-]+)` \|", (ROOT / "docs" / "ci.md").read_text(), re.MULTILINE))
     assert declared == documented
+    called = re.findall(r"\$GITHUB_ACTION_PATH/([\w/.]+)", text)
+    assert [ROOT / name for name in called] == [STEP]
