@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
+from collections import deque
 
 from perfscope.collectors.nvml.sampler import Sampler
 from perfscope.collectors.nvml.values import ValueFile
@@ -14,6 +16,10 @@ BUDGET = 0.0085
 
 _BURST_NS = 3_000_000
 """CPU time that may be spent ahead of its share."""
+
+_SLOWEST_NS = 1_000_000_000
+_SLOWEST_SHARE = 1 / 3
+"""A full pass is made this often even when overspent, if that takes no more than this part of the budget."""
 
 _LONGEST_NS = 500_000_000
 """Longest pause, however much was overspent. A call made while the target holds the driver's lock, as when it creates
@@ -48,16 +54,21 @@ class Pacer:
 
     def _run(self) -> None:
         sampler, start, cpu = self._sampler, time.monotonic_ns(), time.thread_time_ns()
-        due = start
+        costs: dict[bool, deque[int]] = {full: deque(maxlen=9) for full in (True, False)}
+        due = last_full = start
         try:
             while not self._stopping.wait(max(0, due - time.monotonic_ns()) / 1e9):
-                spent = time.thread_time_ns() - cpu
-                full = spent <= self._share * (time.monotonic_ns() - start) + _BURST_NS
+                now, spent = time.monotonic_ns(), time.thread_time_ns() - cpu
+                dear = statistics.median(costs[True] or [0]) / (self._share * _SLOWEST_SHARE)
+                full = spent <= self._share * (now - start) + _BURST_NS or now - last_full >= max(_SLOWEST_NS, dear)
                 due = sampler.sample(full) + self._period_ns
                 self._values.flush()
                 sampler.cpu_ns = time.thread_time_ns() - cpu
-                if not full:
-                    rest = min(int(2 * (sampler.cpu_ns - spent) / self._share), _LONGEST_NS) - self._period_ns
+                costs[full].append(sampler.cpu_ns - spent)
+                if full:
+                    last_full = now
+                else:
+                    rest = min(int(2 * statistics.median(costs[False]) / self._share), _LONGEST_NS) - self._period_ns
                     sampler.late += rest > self._period_ns // 10
                     due += max(rest, 0)
         except Exception as error:  # noqa: BLE001 (a full disk, or a defect: it ends the sampling, and is said)

@@ -22,7 +22,7 @@ from perfscope.collectors.nvml.owners import Owners, opened, visible
 from perfscope.collectors.nvml.readings import Reading, readings
 from perfscope.collectors.nvml.values import ValueFile
 
-LOOK_NS = 500_000_000
+LOOK_NS = 1_000_000_000
 """Time between two looks at which processes are on a device, once it is known that the target is on one."""
 
 SEARCH_NS = 200_000_000

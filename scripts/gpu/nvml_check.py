@@ -97,6 +97,7 @@ def recorded(kind: str, seconds: float, rate: int) -> None:
         collector = NvmlCollector(Context(raw, Options(gpu_rate_hz=rate), lambda key, argv: None))
         start = time.monotonic_ns()
         collector.start([program.pid])
+        dear = watch(collector, start)
         found = process_of(program.pid)
         assert found and program.stdout
         collector.process_started(found)
@@ -125,12 +126,31 @@ def recorded(kind: str, seconds: float, rate: int) -> None:
             not sampler.uses_gpm or (means > 5 and apart < 1),
         )
         judge(f"power was read {seen(rows, did):.2f} times a second while it worked", seen(rows, did) > 0.9 * rate)
+        print(f"  passes of more than 5 ms of CPU: {'; '.join(dear) or 'none'}")
         print(f"  setting up took {sampler.setup_cpu_ns / 1e6:.1f} ms of CPU")
         judge(f"own cost {cost:.2f} % of a core < 1 %", cost < 1)
         judge(f"at least 9 of 10 passes were on time ({sampler.late} late)", sampler.late * 10 <= sampler.passes)
         for note in collector.report.notes:
             print(f"  note: {note}")
         print(f"  {collector.report.version}; {json.dumps(collector.report.details['devices'])}")
+
+
+def watch(collector: NvmlCollector, start: int) -> list[str]:
+    """Fills with the passes that cost more than 5 ms of CPU, as while the target holds the driver's lock."""
+    sampler, dear = collector._sampler, []
+    assert sampler
+    sample = sampler.sample
+
+    def timed(full: bool = True) -> int:
+        began, cpu = time.monotonic_ns(), time.thread_time_ns()
+        taken = sample(full)
+        spent, lasted = (time.thread_time_ns() - cpu) / 1e6, (time.monotonic_ns() - began) / 1e6
+        if spent > 5:
+            dear.append(f"at {(began - start) / 1e9:.2f} s {spent:.1f} ms of {lasted:.1f} ms" + " (full)" * full)
+        return taken
+
+    sampler.sample = timed  # type: ignore[method-assign]
+    return dear
 
 
 def apart_s(rows: list[dict[str, Any]]) -> float:

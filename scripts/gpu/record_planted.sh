@@ -5,10 +5,12 @@ set -eu
 out=$1
 python=${2:-python3}
 here=$(dirname "$0")
+root=$(cd "$here/../.." && pwd)
 mkdir -p "$out/small"
 for program in "$here"/planted/*.py; do
     name=$(basename "$program" .py)
     "$python" -m perfscope record --force -o "$out/$name.perfscope" -- "$python" "$program" 5 || echo "$name: status $?"
     "$python" -m perfscope diagnose "$out/$name.perfscope" >"$out/$name.txt" 2>&1 || true
-    "$python" "$here/trim_session.py" --force "$out/$name.perfscope" "$out/small/$name.perfscope"
+    "$python" "$here/trim_session.py" --force --rename "$root=/opt/perfscope" \
+        "$out/$name.perfscope" "$out/small/$name.perfscope"
 done

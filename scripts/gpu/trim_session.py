@@ -2,10 +2,10 @@
 
     python scripts/gpu/trim_session.py SESSION OUT [--from S] [--seconds S] [--max-kb N] [--rename OLD=NEW]... [--force]
 
-Kept is what is known to overlap the part; threads end at its edges. Figures of the whole recording (CPU time by
-schedstat, own cost) don't hold for a part and become unknown; counts of events and losses stay, and a note says whose
-they are. Without --from the part is around the middle of the GPU's activity (of the recording, if it has none). If the
-result is larger than --max-kb, the part is halved until it isn't.
+Kept is what is known to overlap the part, and what a counter said all along; threads end at its edges. Figures of the
+whole recording (CPU time by schedstat, own cost) don't hold for a part and become unknown; counts of events and
+losses stay, and a note says whose they are. Without --from the part is around the middle of the GPU's activity (of
+the recording, if it has none). If the result is larger than --max-kb, the part is halved until it isn't.
 
 --rename OLD=NEW writes NEW for OLD in every text of the session (paths, command lines, host), in the order given. The
 GPU's serial identity (UUID) is left out, as are the tools' own files.
@@ -99,6 +99,19 @@ def overlapping(name: str, table: pa.Table, start: int, end: int) -> pa.Table:
     return table.filter(pc.fill_null(inside, False))
 
 
+def said_before(counters: pa.Table, start: int, end: int) -> pa.Table:
+    """A row at `start` for each counter that had one value all along (a maximum) but no row in the part."""
+    rows: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in counters.to_pylist():
+        rows.setdefault((row["source"], row["device"], row["pid"], row["name"]), []).append(row)
+    kept = []
+    for same in rows.values():
+        early = start - same[0]["time_ns"]
+        if early > 0 and len({r["value"] for r in same}) == 1 and not any(start <= r["time_ns"] < end for r in same):
+            kept.append({**same[0], "time_ns": start, "error_ns": same[0]["error_ns"] + early})
+    return pa.Table.from_pylist(kept, counters.schema)
+
+
 def stacks_kept(
     session: Session, writer: SessionWriter, tables: dict[str, pa.Table], rename: Rename
 ) -> npt.NDArray[np.int64]:
@@ -143,6 +156,7 @@ def cut(session: Session, out: Path, start: int, end: int, *, force: bool, renam
         for name in TABLES
         if name not in ("threads", "processes", "frames", "stacks")
     }
+    tables["counters"] = pa.concat_tables([tables["counters"], said_before(session.table("counters"), start, end)])
     ids = stacks_kept(session, writer, tables, rename)
     for name, table in tables.items():
         columns = {c: renamed(table[c], rename) for c in table.column_names}

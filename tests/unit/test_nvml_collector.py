@@ -219,7 +219,7 @@ def test_xid_errors_are_counted_once_with_the_time_they_came_in(library, tmp_pat
 
 
 def test_utilisation_of_the_target_processes(library, tmp_path):
-    got = record(library, tmp_path, passes=12)  # asked twice a second; the first answer is of the time before
+    got = record(library, tmp_path, passes=12)  # asked once a second; the first answer is of the time before
     assert got.values("gpu_process_sm_pct") == {42}
     assert got.values("gpu_process_memory_pct") == {24}
     rows = [r for r in got.rows if r["name"] == "gpu_process_sm_pct"]
