@@ -35,6 +35,7 @@ def command(files: tuple[Path, ...], output: Path | None, force: bool) -> int:
         got = "" if report.events is None else f", {report.events:,} events"
         lost = f", {report.lost_events:,} lost" if report.lost_events else ""
         say(f"  {name}: {report.status}{got}{lost}{f': {report.why}' if report.why else ''}")
-    say(f"next: perfscope flame {shlex.quote(str(path))}")
+    quoted = shlex.quote(str(path))
+    say(f"next: perfscope diagnose {quoted}   perfscope flame {quoted}")
     click.echo(str(path))
     return 0

@@ -162,7 +162,7 @@ def apart_s(rows: list[dict[str, Any]]) -> float:
 
 def seen(rows: list[dict[str, Any]], did: dict[str, int]) -> float:
     """How often a second power was read while the program worked."""
-    count = sum(r["name"] == "gpu_power_w" and did["start"] <= r["time_ns"] <= did["end"] for r in rows)
+    count: int = sum(r["name"] == "gpu_power_w" and did["start"] <= r["time_ns"] <= did["end"] for r in rows)
     return count / (did["end"] - did["start"]) * 1e9
 
 

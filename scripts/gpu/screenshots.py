@@ -12,10 +12,11 @@ import argparse
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page, ViewportSize, sync_playwright
+from playwright.sync_api import Page, Position, ViewportSize, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
@@ -24,7 +25,7 @@ SIZE: ViewportSize = {"width": 1280, "height": 1080}
 
 def point(page: Page, frame: dict[str, Any], *, click: bool = False) -> None:
     """Puts the pointer on a frame of the graph, or clicks it."""
-    at = {"x": frame["x"] + min(frame["width"] / 2, 300), "y": frame["y"] + 10}
+    at: Position = {"x": frame["x"] + min(frame["width"] / 2, 300), "y": frame["y"] + 10}
     graph = page.locator("#flame")
     graph.click(position=at) if click else graph.hover(position=at)
 
@@ -47,8 +48,8 @@ def main() -> None:
     options = parser.parse_args()
     perfscope = [sys.executable, "-m", "perfscope"]
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        quiet = {"cwd": folder, "check": True, "capture_output": True}
-        subprocess.run([*perfscope, "demo", "--gpu", "-o", "llm.perfscope"], **quiet)
+        run = partial(subprocess.run, cwd=folder, check=True, capture_output=True)
+        run([*perfscope, "demo", "--gpu", "-o", "llm.perfscope"])
         browser = playwright.chromium.launch(executable_path=options.chromium, args=FLAGS)
         page = browser.new_context(viewport=SIZE, color_scheme="light").new_page()
         page.goto((Path(folder) / "llm.html").as_uri())
@@ -57,7 +58,7 @@ def main() -> None:
         into_heaviest_kernel(page)
         page.screenshot(path=options.out / "gpu-kernels.png")
         wall = ["flame", "llm.perfscope", "-o", "wall.html", "--weight", "wall", "--thread", "MainThread"]
-        subprocess.run([*perfscope, *wall], **quiet)
+        run([*perfscope, *wall])
         page.goto((Path(folder) / "wall.html").as_uri())
         page.locator("html[data-state=drawn]").wait_for(state="attached")
         page.screenshot(path=options.out / "gpu-wall.png")

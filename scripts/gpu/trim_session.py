@@ -188,7 +188,8 @@ def middle(session: Session) -> int:
     times = session.table("gpu_activity").select(["start_ns", "end_ns"])
     if not times.num_rows:
         return (session.info.start_ns + session.info.stop_ns) // 2
-    return (pc.min(times["start_ns"]).as_py() + pc.max(times["end_ns"]).as_py()) // 2
+    first, last = (int(time.as_py()) for time in (pc.min(times["start_ns"]), pc.max(times["end_ns"])))
+    return (first + last) // 2
 
 
 def size_kb(directory: Path) -> float:
