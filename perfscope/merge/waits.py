@@ -19,8 +19,10 @@ _IDLE_PYTHON = {
     "multiprocessing/queues.py": {"get"},
     "multiprocessing/pool.py": {"worker"},
     "selectors.py": {"select"},
+    "socket.py": {"readinto", "accept"},
 }
-"""Where in the standard library a Python thread waits for work or for a result, not for a lock."""
+"""Where in the standard library a Python thread waits for work or for a result, not for a lock. A futex wait seen below a
+system call that doesn't wait in futex(2) is of a moment before or after that look: no lock of its either."""
 
 _JAVA_LOCKS = ("ReentrantLock", "ReentrantReadWriteLock", "StampedLock", "Semaphore", "NonfairSync", "FairSync")
 _JAVA_LATCHES = ("CountDownLatch", "ConditionObject")

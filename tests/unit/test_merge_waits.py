@@ -37,6 +37,8 @@ APP = python("handle", "/srv/app.py")
         ([python("_worker", LIB + "concurrent/futures/thread.py")], SLEEP),
         ([python("_worker", "concurrent/futures/thread.py")], SLEEP),
         ([python("_worker", "/opt/pypy/lib/pypy3.10/concurrent/futures/thread.py")], SLEEP),
+        ([APP, python("SocketIO.readinto", LIB + "socket.py")], SLEEP),
+        ([APP, python("readinto", "/srv/socket.py")], LOCK),
         ([python("_worker", "/srv/concurrent/futures/thread.py")], LOCK),  # not the standard library's
         ([python("get", "/srv/queue.py")], LOCK),
         ([python("get", LIB + "site-packages/queue.py")], LOCK),
