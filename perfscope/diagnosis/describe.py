@@ -15,6 +15,8 @@ from perfscope.diagnosis.thresholds import Threshold
 from perfscope.model.finding import Evidence, Verdict, Where
 from perfscope.model.stacks import ROOT, Frame
 
+_NAMED = 3
+
 
 def ok(rule: str, why: str) -> Verdict:
     """Measured, and nothing wrong."""
@@ -69,6 +71,15 @@ def thread_pattern(names: Iterable[str]) -> str:
     return first[:same] + "*"
 
 
+def _named(names: list[str]) -> str:
+    """The pattern of several threads' names; some of them where they have nothing in common."""
+    pattern, distinct = thread_pattern(names), list(dict.fromkeys(names))
+    if pattern != "*" or distinct == ["*"]:
+        return pattern
+    more = f" and {len(distinct) - _NAMED} more" if len(distinct) > _NAMED else ""
+    return ", ".join(distinct[:_NAMED]) + more
+
+
 def main_threads(intervals: Intervals) -> list[int]:
     """Threads that make up these intervals, longest first, without those with less than 5 % of what the first has."""
     totals = intervals.by_thread()
@@ -105,7 +116,7 @@ def where(facts: Facts, intervals: Intervals, stack_id: int = ROOT, layer: str =
     return Where(
         process=first.process if first and same_process else None,
         pid=first.pid if first and same_process else None,
-        thread=thread_pattern(names) if names else None,
+        thread=_named(names) if names else None,
         tid=first.tid if first and len(threads) == 1 else None,
         stack=path(facts, stack_id),
         file=frame.file if frame else None,

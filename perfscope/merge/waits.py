@@ -21,8 +21,8 @@ _IDLE_PYTHON = {
     "selectors.py": {"select"},
     "socket.py": {"readinto", "accept"},
 }
-"""Where in the standard library a Python thread waits for work or for a result, not for a lock. A futex wait seen below a
-system call that doesn't wait in futex(2) is of a moment before or after that look: no lock of its either."""
+"""Where in the standard library a Python thread waits for work or for a result, not for a lock. The calls of sockets
+don't wait in futex(2) at all: a look that shows one beside such a wait came too early or too late to know of a lock."""
 
 _JAVA_LOCKS = ("ReentrantLock", "ReentrantReadWriteLock", "StampedLock", "Semaphore", "NonfairSync", "FairSync")
 _JAVA_LATCHES = ("CountDownLatch", "ConditionObject")
