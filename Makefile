@@ -17,6 +17,7 @@ help:
 
 demo: install
 	@$(BIN)/perfscope demo --seconds $(SECONDS) --force
+	@echo "perfscope     . $(BIN)/activate puts it on your PATH" >&2
 
 test: install-dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
