@@ -131,7 +131,8 @@ def command(
 
     CMD runs as if alone: same terminal, environment, signals and exit status. Ctrl-C is CMD's: the recording ends when
     CMD does. After --duration the session is written, CMD runs on, and perfscope waits for it. With -p, Ctrl-C, SIGTERM
-    and SIGHUP end the recording and touch nothing else.
+    and SIGHUP end the recording and touch nothing else. Where GPUs are recorded, CUDA_INJECTION64_PATH,
+    NVTX_INJECTION64_PATH and PERFSCOPE_CUDA_DIR are set for CMD; --collect without cuda leaves them out.
 
     --ncu runs CMD a second time, under NVIDIA's Nsight Compute, which replays each kernel it measures: those that
     carried 90 % of the first run's GPU time, some launches each. The second run has the same arguments and environment
