@@ -21,6 +21,8 @@ _SLOWEST_NS = 1_000_000_000
 _SLOWEST_SHARE = 1 / 3
 """A full pass is made this often even when overspent, if that takes no more than this part of the budget."""
 
+_FIRST_S = 2.0
+
 _LONGEST_NS = 500_000_000
 """Longest pause, however much was overspent. A call made while the target holds the driver's lock, as when it creates
 its context, can cost tens of ms of CPU: the kernel spins for the lock. To make up for that in silence would take
@@ -41,10 +43,13 @@ class Pacer:
         self._period_ns = 1_000_000_000 // rate_hz
         self._share = BUDGET * max(rate_hz / 10, 1)
         self._stopping = threading.Event()
+        self._warm = threading.Event()
         self._thread = threading.Thread(target=self._run, name="perfscope-nvml-sampler", daemon=True)
 
     def start(self) -> None:
+        """Returns when the first pass is over, or _FIRST_S later: a driver that hangs doesn't hold up the target."""
         self._thread.start()
+        self._warm.wait(_FIRST_S)
 
     def stop(self, timeout_s: float) -> bool:
         """True if the thread ended; it can't while a call of the driver hangs."""
@@ -53,10 +58,13 @@ class Pacer:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        sampler, start, cpu = self._sampler, time.monotonic_ns(), time.thread_time_ns()
+        sampler = self._sampler
         costs: dict[bool, deque[int]] = {full: deque(maxlen=9) for full in (True, False)}
-        due = last_full = start
         try:
+            due = sampler.warm_up() + self._period_ns
+            self._warm.set()
+            start = last_full = time.monotonic_ns()
+            cpu = time.thread_time_ns()
             while not self._stopping.wait(max(0, due - time.monotonic_ns()) / 1e9):
                 now, spent = time.monotonic_ns(), time.thread_time_ns() - cpu
                 dear = statistics.median(costs[True] or [0]) / (self._share * _SLOWEST_SHARE)
@@ -73,3 +81,4 @@ class Pacer:
                     due += max(rest, 0)
         except Exception as error:  # noqa: BLE001 (a full disk, or a defect: it ends the sampling, and is said)
             self.error = error
+            self._warm.set()

@@ -86,19 +86,21 @@ class Sampler:
         return _Watched(device, readings(device, gpm is not None or device.mig_enabled), gpm)
 
     def before_target(self) -> None:
-        """Notes who is on the devices already (unless the target is, as it runs already), asks for Xid errors, and
-        makes every call once: the driver's first answers take ms each.
-        """
-        cpu = time.thread_time_ns()
+        """Notes who is on the devices already (unless the target is, as it runs already), and asks for Xid errors."""
         held = set().union(*map(opened, self.pids))
         for watched in self._watched:
             listed = self._processes(watched.device)
             if listed is not None and watched.device.minor not in held:
                 self.owners.before(watched.device.label, listed.value)
         self._register()
-        self.sample()
-        self.passes, self.longest_call_ns = 0, 0
+
+    def warm_up(self) -> int:
+        """A first pass, of its own account: the driver's first answers take ms each. Returns what `sample` does."""
+        cpu = time.thread_time_ns()
+        taken = self.sample()
+        self.longest_call_ns = 0
         self.setup_cpu_ns = time.thread_time_ns() - cpu
+        return taken
 
     def wanted(self, device: Device) -> bool:
         """Whether a device is to be read: all, until it is known which ones the target uses; then only those."""

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfscope.collectors.nvml import calls as calls_module
+from perfscope.collectors.nvml import pacer as pacer_module
 from perfscope.collectors.nvml import values
 from perfscope.collectors.nvml.calls import Calls
 from perfscope.collectors.nvml.collector import _hold_from
@@ -152,6 +153,9 @@ class Passes:
         self.made, self.late, self.cpu_ns = [], 0, 0
         self.done = threading.Event()
 
+    def warm_up(self):
+        return time.monotonic_ns()
+
     def sample(self, full):
         began = time.monotonic_ns()
         end = time.thread_time_ns() + self.costs[full]
@@ -194,6 +198,23 @@ def test_cheap_passes_that_cost_too_much_are_made_less_often_and_counted():
     elapsed = paced(passes)
     assert passes.made == [True, False, False, False] and passes.late >= 2
     assert elapsed > 2 * 2_000_000 / 0.0085 * 2
+
+
+def test_a_driver_that_hangs_at_once_holds_up_nobody(monkeypatch):
+    monkeypatch.setattr(pacer_module, "_FIRST_S", 0.01)
+    answers = threading.Event()
+
+    def hang():
+        answers.wait(60)
+        return time.monotonic_ns()
+
+    passes = Passes(full_ns=0, cheap_ns=0, until=1)
+    passes.warm_up = hang
+    pacer = Pacer(passes, SimpleNamespace(flush=lambda: None), 10)
+    pacer.start()  # returns
+    assert not passes.made and not pacer.stop(0)
+    answers.set()
+    assert pacer.stop(10)
 
 
 def test_constants_read_before_the_recording_hold_from_its_start():
