@@ -76,7 +76,7 @@ def check_attachable(process: Process) -> None:
             f"JVM {process.pid} was started with -XX:+DisableAttachMechanism",
             hint="start it without that option, or with -XX:StartFlightRecording and import the .jfr file",
         )
-    if not jvm.catches_sigquit(process.pid) and not _socket_path(process).exists():
+    if not jvm.catches_sigquit(process.pid) and not socket_path(process).exists():
         raise NotReadyError(
             f"JVM {process.pid} does not take attach requests (yet): it is starting, or runs with -Xrs",
             hint="start it without -Xrs, or with -XX:+StartAttachListener",
@@ -85,7 +85,7 @@ def check_attachable(process: Process) -> None:
 
 def over_socket(process: Process, text: str, timeout: float) -> str:
     """The reply to a diagnostic command over the attach socket."""
-    path = _socket_path(process)
+    path = socket_path(process)
     owner = jvm.effective_ids(process.pid)
     if owner is None:
         raise CollectorError(f"process {process.pid} is gone")
@@ -134,7 +134,8 @@ def _receive(connection: socket.socket, deadline: float) -> bytes:
     return parts
 
 
-def _socket_path(process: Process) -> Path:
+def socket_path(process: Process) -> Path:
+    """Where a JVM that takes attach requests has its socket, while it lives."""
     return Path(f"/proc/{process.pid}/root/tmp/.java_pid{process.ns_pid}")
 
 

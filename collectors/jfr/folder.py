@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from perfscope.collectors.jfr import jvm
@@ -66,9 +67,27 @@ class TargetFolder:
             return
         for name in os.listdir(self.fd):  # noqa: PTH208 (a descriptor)
             os.unlink(name, dir_fd=self.fd)
+        place = self._place()
+        with suppress(OSError):
+            os.rmdir(self.outer.name, dir_fd=place)
+        os.close(place)
         os.close(self.fd)
         self.fd = -1
-        shutil.rmtree(self.outer, ignore_errors=True)
+
+    def remove_socket(self, name: str) -> None:
+        """Removes a socket of the same owner that lies beside it, if it is in /tmp."""
+        if self.fd < 0 or Path(self.inner).parent != Path("/tmp"):
+            return
+        place = self._place()
+        with suppress(OSError):
+            info = os.stat(name, dir_fd=place, follow_symlinks=False)
+            if stat.S_ISSOCK(info.st_mode) and info.st_uid == os.fstat(self.fd).st_uid:
+                os.unlink(name, dir_fd=place)
+        os.close(place)
+
+    def _place(self) -> int:
+        """The directory that holds it, open: after the JVM's end its path through /proc leads nowhere."""
+        return os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd)
 
 
 def copy_out(folder_fd: int, name: str, target: Path, *, append: bool = False) -> None:

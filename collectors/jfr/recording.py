@@ -63,13 +63,16 @@ class JvmRecording:
     _folder: TargetFolder | None = None
     _repository: Repository | None = None
     _next_look_ns: int = 0
+    _had_socket: bool = True
 
     @classmethod
     def start(cls, process: Process, period_ms: int, guard: Callable[[str, list[str]], None]) -> JvmRecording:
         """Starts recording. Raises NotReadyError where trying later may work, CollectorError where not."""
         attach.check_attachable(process)
+        had_socket = attach.socket_path(process).exists()
         name = f"perfscope-{secrets.token_hex(6)}"
         self = cls(process, name, jvm.java_version(process.pid))
+        self._had_socket = had_socket
         folder = self._folder = TargetFolder(process, name)
         guard(
             name,
@@ -190,6 +193,8 @@ class JvmRecording:
                 )
         except OSError as error:
             self.problems.append(f"recording of JVM {self.process.pid} can't be copied: {error.strerror or error}")
+        if not self._had_socket and not self.process.alive():  # a JVM that was killed leaves it
+            self._folder.remove_socket(f".java_pid{self.process.ns_pid}")
         self._folder.remove()
         if self._repository is not None:
             self._repository.close()

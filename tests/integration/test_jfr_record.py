@@ -277,6 +277,10 @@ def test_a_killed_jvm_is_read_as_far_as_it_got(classes: Path, tmp_path: Path) ->
     (row,) = [r for r in events(session, "ThreadSleep") if r["tid"] == tid_of(session, "ps-sleeper")]
     assert inside(row, program.marks["sleep"], session.info.clocks["jfr"].error_ns)
     assert not chunks.exists() and recorder.guards == {}
+    left = [
+        p for p in Path("/tmp").iterdir() if p.name.endswith(f"_{program.pid}") or p.name.endswith(f"pid{program.pid}")
+    ]
+    assert left == []
 
 
 def test_a_killed_perfscope_leaves_no_recording_running(classes: Path, tmp_path: Path) -> None:

@@ -645,7 +645,7 @@ def test_no_stack_of_a_paused_process_is_called_torn(
     line(target)
     recording = Recording(tmp_path, Options(rate_hz=300, blocking=True))
     recording.start(target.pid)
-    recording.until(recording.sampled(target.pid, 3.0))
+    recording.until(recording.sampled(target.pid, 1.5))
     session = recording.finish()
     stacks = np.array([row["stack_id"] for row in looks(session)], np.int32)
     torn, judged = TornJudge(session.stacks, lambda name: Path(name).read_text() if name[0] == "/" else None).judge(
