@@ -47,12 +47,13 @@ class Program:
         assert self.popen.stdout is not None
         for line in self.popen.stdout:
             self.lines.append(line)
-            words = line.split()
+            words = line.split() or [""]
             if words[0] == "mark":
                 self.marks[words[1]] = (int(words[2]), int(words[3]))
             elif words[0] == "port":
                 self.port = int(words[1])
             if words[0] == first_word:
+                assert not any("thread dump" in line for line in self.lines), self.lines  # SIGQUIT without its file
                 return
         raise AssertionError(f"no line {first_word!r}: {self.lines}")
 
