@@ -37,8 +37,8 @@ _GET = (
 )
 _PARAMETERS = Path("/proc/driver/nvidia/params")
 _CAP_SYS_ADMIN = 21
-_FIRST = 1
-"""Which launch of each kernel is measured where there was no first run to choose from."""
+_ALONE = 1
+"""Launches of each kernel and configuration that are measured where there was no first run to choose from."""
 
 
 def find() -> Path:
@@ -99,12 +99,11 @@ def command_line(
     for section in SECTIONS:
         line += ["--section", section]
     line += ["--metrics", ",".join(METRICS)]
-    # A kernel id counts the launches of each function in each configuration. (--launch-skip and --launch-count of
-    # --filter-mode per-launch-config count those of all functions launched with one grid, block and shared memory.)
-    if selection is None:
-        line += ["--kernel-id", f":::{_FIRST}"]
-    else:
-        names = "|".join(sorted(selection.functions))
-        numbers = "|".join(str(selection.skip + n) for n in range(1, LAUNCHES + 1))
-        line += ["--kernel-name-base", "function", "--kernel-id", f"::regex:^({names})$:^({numbers})$"]
+    # Counts the launches of each kernel in each configuration. (--kernel-id's invocation numbers count those of a
+    # function in all its configurations together: measured with ncu 2025.3.1.)
+    skip, names = (0, None) if selection is None else (selection.skip, "|".join(sorted(selection.functions)))
+    line += ["--filter-mode", "per-launch-config", "--launch-skip", str(skip)]
+    line += ["--launch-count", str(LAUNCHES if names else _ALONE)]
+    if names:
+        line += ["--kernel-name-base", "function", "--kernel-name", f"regex:^({names})$"]
     return [*line, *command]

@@ -53,8 +53,8 @@ def _every(command: list[str], work: Path, until: float) -> dict[str, Any]:
     """Measures launches until then (time.monotonic()): how many, and the seconds from the first's end to the last's."""
     log = work / "every.log"
     line = driver.command_line(driver.find(), command, report=work / "every.ncu-rep", log=log, selection=None)
-    at = line.index("--kernel-id")
-    line[at : at + 2] = ["--launch-skip", str(_WARM_UP), "--launch-count", str(_MOST), "--kill", "yes"]
+    at = line.index("--filter-mode")
+    line[at : at + 6] = ["--launch-skip", str(_WARM_UP), "--launch-count", str(_MOST), "--kill", "yes"]
     seen: list[float] = []
     process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     interrupted = False

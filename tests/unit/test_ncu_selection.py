@@ -80,12 +80,14 @@ def test_the_command_limits_ncu_to_the_choice(tmp_path):
     line = command_line(tmp_path / "ncu", ["python", "x.py", "--set"], report=report, log=log, selection=selection)
     assert line[-3:] == ["python", "x.py", "--set"]
     # The second and third launch of a and of b, each in every configuration.
-    assert line[line.index("--kernel-id") + 1] == "::regex:^(a|b)$:^(2|3)$"
+    assert line[line.index("--filter-mode") + 1] == "per-launch-config"
+    assert (line[line.index("--launch-skip") + 1], line[line.index("--launch-count") + 1]) == ("1", "2")
+    assert line[line.index("--kernel-name") + 1] == "regex:^(a|b)$"
     assert line[line.index("--kernel-name-base") + 1] == "function"
-    assert not {"--launch-skip", "--launch-count", "--filter-mode"} & set(line)
     assert line[line.index("--clock-control") + 1] == "none"
     assert [line[i + 1] for i, part in enumerate(line) if part == "--section"] == list(SECTIONS)
     assert line[line.index("--metrics") + 1] == ",".join(METRICS)
     alone = command_line(tmp_path / "ncu", ["x"], report=report, log=log, selection=None, clocks="base")
-    assert alone[alone.index("--kernel-id") + 1] == ":::1"
+    assert (alone[alone.index("--launch-skip") + 1], alone[alone.index("--launch-count") + 1]) == ("0", "1")
+    assert "--kernel-name" not in alone
     assert alone[alone.index("--clock-control") + 1] == "base"
