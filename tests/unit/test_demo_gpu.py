@@ -55,7 +55,7 @@ def test_it_is_whole_and_small_and_every_collector_is_in_it(session: Session) ->
     assert {name: report.status for name, report in session.info.collectors.items()} == dict.fromkeys(
         ("ebpf", "pyspy", "jfr", "cuda", "nvml"), "ok"
     )
-    for name in ("sched", "waits", "jvm_events", "samples", "counters", "gpu_activity", "cuda_api", "gpu_memory"):
+    for name in ("sched", "waits", "jvm_events", "samples", "counters", "gpu_activity", "cuda_api"):
         assert session.table(name).num_rows > 100, name
     assert {"pyspy", "jfr"} <= set(session.table("samples")["source"].unique().to_pylist())
     assert "gpu_sm_active_pct" in session.table("counters")["name"].unique().to_pylist()
@@ -207,4 +207,4 @@ def test_texts_are_renamed_everywhere(tmp_path: Path) -> None:
     words = {said}.union(*(texts(session.table(name)) for name in TABLES))
     assert not [text for text in words if "/home/me" in text or "/venv/lib" in text]
     assert any(text.startswith("/y/python") for text in words)
-    assert "python3 /x/llm.py 150" in texts(session.table("processes"))
+    assert "/x/llm.py" in texts(session.table("frames"))
