@@ -53,6 +53,7 @@ class EbpfCollector(Collector):
         self._names: dict[int, str | None] = {}
         self._runtimes = gil.Runtimes()
         self._mappings: Mappings | None = None
+        self._open_requests = 0
         self._start_ns = self._stop_ns = self._cpu_ns = 0
         self._stopping = threading.Event()
         self._drainer: threading.Thread | None = None
@@ -225,7 +226,7 @@ class EbpfCollector(Collector):
         sched.add_untold()
         for blocks in chunks(self.context.raw / "blocks.bin", BLOCK):
             count += len(blocks)
-            tables.append_blocks(writer, blocks, window, lives.lives)
+            self._open_requests += tables.append_blocks(writer, blocks, window, lives.lives)
         if self._drm is not None:
             count += self._drm.read(writer, window)
         tables.note_lives(writer, lives, window)
@@ -274,6 +275,11 @@ class EbpfCollector(Collector):
             problems.append(f"{losses.missed} events missed (the kernel skipped the probe)")
         if incomplete:
             problems.append(f"{incomplete} of {len(lives.lives)} threads have gaps in their scheduling events")
+        if self._open_requests:
+            problems.append(
+                f"{self._open_requests} disk requests were never seen to complete (some kernels hide from perf events "
+                "what interrupts an idle CPU)"
+            )
         if self._drain_error is not None:
             problems.append(f"records couldn't be written: {self._drain_error.strerror}")
         if problems:

@@ -239,9 +239,13 @@ def pair_blocks(source: Path, target: Path) -> None:
     start, issue, done = (_last(rows[name] != 0, first) for name in ("start", "issue", "complete"))
     ended = np.flatnonzero(rows["complete"] != 0)
     ended = ended[issue[ended] > _before(done, first)[ended]]
-    # An issue that no completion follows is still with the device; of repeated ones the last counts.
+    # An issue that no completion follows is still with the device, or its completion went unseen: then the next request
+    # for the place begins after it. Of repeated ones the last counts.
     ends = np.flatnonzero(np.concatenate([first[1:] != first[:-1], [True]])) if len(rows) else ended
-    waiting = issue[ends[(issue[ends] > done[ends])]]
+    begins = np.flatnonzero(rows["start"] != 0)
+    earlier = _before(issue, first)[begins]
+    unseen = earlier[earlier > _before(done, first)[begins]]
+    waiting = np.union1d(np.setdiff1d(unseen, issue[ended]), issue[ends[(issue[ends] > done[ends])]])
     with target.open("wb") as file:
         for at, complete in ((ended, True), (waiting, False)):
             request = rows[issue[at]].copy()

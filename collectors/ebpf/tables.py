@@ -173,14 +173,18 @@ def device_name(device: int) -> str:
         return number
 
 
-def append_blocks(writer: SessionWriter, blocks: Records, window: Window, lives: Iterable[Life]) -> None:
-    """Writes whole block requests to `block_io`."""
+LONG_OPEN_NS = 1_000_000_000
+"""A request that was made so long before the end should have been completed by then."""
+
+
+def append_blocks(writer: SessionWriter, blocks: Records, window: Window, lives: Iterable[Life]) -> int:
+    """Writes whole block requests to `block_io`; returns how many old ones were never seen to complete."""
     start = blocks["start"].astype(np.int64)
     complete = blocks["complete"].astype(np.int64)
     keep = (start < window.stop_ns) & ((complete == 0) | (complete > window.start_ns))
     rows = blocks[keep]
     if not len(rows):
-        return
+        return 0
     targets = np.array(sorted({life.tid for life in lives}), np.int64)
     flags, flag_codes = np.unique(rows["rwbs"], return_inverse=True)
     names = [flag.decode(errors="replace") for flag in flags]
@@ -205,10 +209,11 @@ def append_blocks(writer: SessionWriter, blocks: Records, window: Window, lives:
             "bytes": rows["bytes"].astype(np.int64),
             "operation": _category(does, operations),
             "flags": _category(flag_codes.astype(np.int32), names),
-            "error": np.where(done == 0, 0, block_errors(rows["error"])),
+            "error": _masked(block_errors(rows["error"]), done == 0, pa.int32()),
             "in_target": np.isin(rows["tid"], targets),
         },
     )
+    return int(((done == 0) & (rows["start"].astype(np.int64) < window.stop_ns - LONG_OPEN_NS)).sum())
 
 
 def note_lives(writer: SessionWriter, lives: Lives, window: Window) -> None:

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from perfscope.collectors.ebpf import pairing
 from perfscope.collectors.ebpf.backend import Thread
+from perfscope.collectors.ebpf.pairing import pair_blocks
 from perfscope.collectors.ebpf.records import (
     ALIVE,
+    BLOCK,
     EVENT,
     FUTEX_IN,
     FUTEX_OUT,
@@ -135,3 +137,22 @@ def test_a_switch_left_out_is_noticed_or_changes_nothing_but_itself(rows: list[R
         mine = [i for i in switches if tid in rows[i][4:6]]
         if left_out not in (mine[0], mine[-1]):
             assert tid in broken
+
+
+def test_a_request_whose_completion_went_unseen_is_no_less_a_request(tmp_path: Path) -> None:
+    """Of four for one place the second's completion is missing; the third is requeued, the fourth waits behind it."""
+    moments = [
+        ("start", 1), ("issue", 2), ("complete", 3),
+        ("start", 4), ("issue", 5),
+        ("start", 6), ("issue", 7), ("issue", 8), ("start", 9), ("complete", 10), ("issue", 11), ("complete", 12),
+    ]  # fmt: skip
+    rows = np.zeros(len(moments), BLOCK)
+    for row, (name, time) in zip(rows, moments, strict=True):
+        row[name], row["sector"], row["dev"] = time, 64, 1
+    source, target = tmp_path / "raw", tmp_path / "paired"
+    source.write_bytes(rows.tobytes())
+    pair_blocks(source, target)
+    paired = np.sort(np.frombuffer(target.read_bytes(), BLOCK), order="start")
+    told = [(int(r["start"]), int(r["issue"]), int(r["complete"])) for r in paired]
+    assert told[:2] == [(1, 2, 3), (4, 5, 0)]
+    assert [(issue, complete) for _, issue, complete in told[2:]] == [(8, 10), (11, 12)]
