@@ -570,7 +570,7 @@ def test_made_up_calls_are_marked_torn_and_true_ones_are_not(
     line(target)
     # On a machine without a CPU to spare a py-spy looks a few times only: then another one goes on.
     true = 0
-    for number in range(30):
+    for number in range(60):
         true += true_stacks(tmp_path / str(number), target.pid)
         if true > 100:
             break
