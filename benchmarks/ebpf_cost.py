@@ -17,7 +17,7 @@ from pathlib import Path
 
 from perfscope.collectors.base import Context, Options
 from perfscope.collectors.ebpf import EbpfCollector
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 
 ROUNDS = 3
 

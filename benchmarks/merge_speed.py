@@ -23,7 +23,8 @@ import pyarrow.compute as pc
 
 from perfscope.merge import build_tree, thread_time
 from perfscope.model.info import SessionInfo
-from perfscope.model.session import Session, SessionWriter
+from perfscope.model.session import Session
+from perfscope.model.session_writer import SessionWriter
 from perfscope.model.stacks import Frame
 
 PID = 4121

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from perfscope.clock import ClockMap
 from perfscope.model.info import CollectorReport
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 from perfscope.procfs import Process
 
 

@@ -14,7 +14,8 @@ from perfscope import procfs
 from perfscope.collectors.base import Context, Options
 from perfscope.collectors.jfr.collector import JfrCollector
 from perfscope.model.info import SessionInfo
-from perfscope.model.session import Session, SessionWriter
+from perfscope.model.session import Session
+from perfscope.model.session_writer import SessionWriter
 from perfscope.procfs import Process
 
 DATA = Path(__file__).parent / "data" / "jfr"

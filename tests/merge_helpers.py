@@ -13,7 +13,8 @@ from perfscope.merge import CallTree, ThreadSlices
 from perfscope.merge.slices import DISK, GC, GIL, LOCK, RUNNABLE, RUNNING, SLEEP, STOPPED, UNKNOWN
 from perfscope.merge.timeline import REACH_PERIODS, RUNNING_REACH_PERIODS
 from perfscope.model.info import SessionInfo
-from perfscope.model.session import Session, SessionWriter
+from perfscope.model.session import Session
+from perfscope.model.session_writer import SessionWriter
 from perfscope.model.stacks import ROOT, Frame
 
 Row = dict[str, Any]

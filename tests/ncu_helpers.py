@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from perfscope.model.info import CollectorReport, SessionInfo
-from perfscope.model.session import Session, SessionWriter
+from perfscope.model.session import Session
+from perfscope.model.session_writer import SessionWriter
 from perfscope.recording.import_files import import_files
 
 DATA = Path(__file__).parent / "data" / "ncu"

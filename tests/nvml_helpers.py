@@ -16,7 +16,7 @@ from perfscope.collectors.base import Context, Options
 from perfscope.collectors.nvml import NvmlCollector, collector as collector_module, owners, sampler as sampler_module
 from perfscope.errors import CollectorError
 from perfscope.model.info import SessionInfo
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 import time
 
 def run(case):

@@ -12,7 +12,7 @@ from pathlib import Path
 from perfscope import collectors
 from perfscope.collectors.base import Check, Collector, Options
 from perfscope.errors import CollectorError
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 from perfscope.procfs import Process
 
 HERE = Path(__file__).parent

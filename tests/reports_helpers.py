@@ -12,7 +12,8 @@ from perfscope.clock import MONOTONIC, ClockMap
 from perfscope.merge.calltree import CallTree, Timeline, TreeFrame
 from perfscope.model.finding import Diagnosis, Evidence, Finding, Severity, Verdict, Where
 from perfscope.model.info import CollectorReport, SessionInfo
-from perfscope.model.session import Session, SessionWriter
+from perfscope.model.session import Session
+from perfscope.model.session_writer import SessionWriter
 
 ODD_NAMES = (
     "operator;()(int;)",

@@ -17,7 +17,7 @@ from perfscope.collectors.base import Check, Collector, Options
 from perfscope.collectors.cuda import spool as records
 from perfscope.collectors.cuda import tables
 from perfscope.errors import CollectorError, InputError
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 from perfscope.procfs import Process
 
 LIBRARY = probes.path("cuda", "libperfscope_cuda.so")

@@ -12,7 +12,7 @@ import pyarrow as pa
 from perfscope.collectors.cuda import spool as records
 from perfscope.collectors.cuda.spool import Spool
 from perfscope.demangle import demangle
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 from perfscope.model.stacks import ROOT, Frame, StackTable
 
 # CUpti_ActivityMemcpyKind, CUpti_ActivityMemoryKind, CUpti_ActivitySynchronizationType of cupti_activity.h

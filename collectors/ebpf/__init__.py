@@ -24,7 +24,7 @@ from perfscope.collectors.ebpf.drm import DrmEvents
 from perfscope.collectors.ebpf.mappings import Mappings
 from perfscope.collectors.ebpf.records import ALIVE, BLOCK, DEATH, EVENT, EXEC, FORK, Records, chunks
 from perfscope.errors import CollectorError
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 
 BACKENDS = {
     "libbpf": "perfscope.collectors.ebpf.backend_libbpf:LibbpfBackend",

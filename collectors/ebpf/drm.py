@@ -20,7 +20,7 @@ from perfscope.collectors.ebpf.records import Records, chunks
 from perfscope.collectors.ebpf.ring import Ring, drain_last, open_ring
 from perfscope.collectors.ebpf.tables import Window
 from perfscope.errors import CollectorError
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 
 CATEGORIES = ("gpu_scheduler", "dma_fence")
 RAW = np.dtype([("time", "<u8"), ("tgid", "<u4"), ("tid", "<u4"), ("id", "<u4"), ("cpu", "<u2"), ("size", "<u2"),

@@ -16,7 +16,7 @@ import pyarrow as pa
 from perfscope.collectors.ebpf.gil import KINDS, WaitKinds
 from perfscope.collectors.ebpf.records import ALIVE, LETTERS, NO_RESULT, SCHED, WAIT, Records, state_codes
 from perfscope.collectors.ebpf.threads import Life, Lives
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 
 Bools = npt.NDArray[np.bool_]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from perfscope.collectors.base import ImportResult
     from perfscope.collectors.jfr.collector import JfrCollector as JfrCollector
-    from perfscope.model.session import SessionWriter
+    from perfscope.model.session_writer import SessionWriter
 
 __all__ = ["JfrCollector", "import_file", "sniff"]
 

@@ -21,7 +21,7 @@ from perfscope.collectors.jfr.kinds import CONSTANTS, WANTED
 from perfscope.collectors.jfr.recording import JvmRecording
 from perfscope.collectors.jfr.tables import Tables
 from perfscope.errors import CollectorError, InputError
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 from perfscope.procfs import Process
 
 SECRET = frozenset(

@@ -10,7 +10,7 @@ from perfscope.collectors.jfr.chunk import Chunk, Header, JfrFile
 from perfscope.collectors.jfr.kinds import CONSTANTS, WANTED
 from perfscope.collectors.jfr.tables import Tables
 from perfscope.model.info import CollectorReport
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 
 
 def tick_clock(first: Header, wall_offset_ns: int, error_ns: int, method: str) -> ClockMap:

@@ -13,7 +13,7 @@ from perfscope.clock import ClockMap
 from perfscope.collectors.jfr.chunk import Chunk
 from perfscope.collectors.jfr.frames import ChunkNames
 from perfscope.collectors.jfr.kinds import EVENTS, SAMPLES, Kind
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 
 BATCH = 50_000
 _MIN = -(1 << 63)

@@ -8,7 +8,7 @@ from perfscope.collectors.base import ImportResult
 from perfscope.collectors.ncu import binaryreport, export, launches, textreport
 from perfscope.errors import InputError, PerfscopeError
 from perfscope.model.info import CollectorReport
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 
 _HEADER_WITHIN = 1 << 20
 """The CSV's header line follows what ncu and the program printed; looked for in this many first bytes."""

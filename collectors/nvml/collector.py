@@ -17,7 +17,7 @@ from perfscope.collectors.nvml.pacer import Pacer
 from perfscope.collectors.nvml.readings import CONSTANTS
 from perfscope.collectors.nvml.sampler import Sampler
 from perfscope.errors import CollectorError
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 from perfscope.procfs import Process
 
 _STOP_WAIT_S = 10.0

@@ -11,7 +11,7 @@ from perfscope.collectors.pyspy.checks import check, version
 from perfscope.collectors.pyspy.instance import Instance, binary
 from perfscope.collectors.pyspy.lane import Lane, Target
 from perfscope.collectors.pyspy.reading import MISSING_SHARE, Reading
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 from perfscope.procfs import Process
 
 STOP_S = 15.0

@@ -17,7 +17,7 @@ from perfscope.collectors.pyspy.rows import I64, Timed, place, write_timed
 from perfscope.collectors.pyspy.speedscope import Profile, read_speedscope
 from perfscope.errors import InputError
 from perfscope.model.info import CollectorReport
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 
 Mask = npt.NDArray[np.bool_]
 TAIL_US = 1_000_000

@@ -13,7 +13,7 @@ from perfscope.collectors.pyspy.lane import Lane, Target
 from perfscope.collectors.pyspy.rawfile import read_raw
 from perfscope.collectors.pyspy.rows import I64, Timed, place, share_out, write_timed
 from perfscope.collectors.pyspy.torn import TornJudge
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 
 MISSING_SHARE = 0.5
 """Share of the looks that the rate promises which may be missing before what was seen counts as partial: below half of

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.collectors.pyspy.chrometrace import Slices
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 
 I64 = npt.NDArray[np.int64]
 

@@ -13,7 +13,7 @@ from perfscope.collectors import READERS
 from perfscope.collectors.base import ImportResult
 from perfscope.errors import InputError, UsageError
 from perfscope.model.info import CollectorReport, SessionInfo
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 
 _HEAD_BYTES = 4096
 """How much of a file its kind is told from."""

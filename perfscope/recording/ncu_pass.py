@@ -33,7 +33,8 @@ from perfscope.errors import CollectorError, InputError, PerfscopeError
 from perfscope.model.info import CollectorReport, SessionInfo
 from perfscope.model.kernels import same_kernels
 from perfscope.model.schema import schema
-from perfscope.model.session import Session, SessionWriter
+from perfscope.model.session import Session
+from perfscope.model.session_writer import SessionWriter
 from perfscope.recording.environment import fingerprint
 from perfscope.recording.guardian import Guard
 from perfscope.recording.launch import RunAs, environment_for

@@ -15,7 +15,7 @@ from perfscope.clock import realtime_offset
 from perfscope.collectors.base import Check, Collector, Context, Options
 from perfscope.errors import CollectorError, RecordingError
 from perfscope.model.info import CollectorReport, SessionInfo
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 from perfscope.procfs import Process
 from perfscope.recording.environment import fingerprint
 from perfscope.recording.guardian import Guard

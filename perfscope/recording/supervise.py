@@ -11,7 +11,7 @@ from typing import Any
 from perfscope.collectors.base import Collector
 from perfscope.errors import CollectorError, RecordingError
 from perfscope.model.info import CollectorReport
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 from perfscope.procfs import Process
 
 DEADLINES_S = {"start": 20.0, "process_started": 30.0, "process_ended": 30.0, "tick": 20.0, "stop": 25.0}

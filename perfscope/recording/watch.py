@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from perfscope import procfs
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 from perfscope.procfs import Process, SchedStat
 
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")

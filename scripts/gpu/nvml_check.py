@@ -31,7 +31,8 @@ from perfscope.collectors.nvml.gpm import LEAST_NS, METRICS, Gpm, supported
 from perfscope.collectors.nvml.readings import readings
 from perfscope.collectors.nvml.sampler import _process_samples
 from perfscope.model.info import SessionInfo
-from perfscope.model.session import Session, SessionWriter
+from perfscope.model.session import Session
+from perfscope.model.session_writer import SessionWriter
 
 LOAD = """
 import json, sys, time

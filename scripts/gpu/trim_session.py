@@ -29,7 +29,8 @@ import pyarrow.compute as pc
 
 from perfscope.model.info import SessionInfo
 from perfscope.model.schema import TABLES
-from perfscope.model.session import Session, SessionWriter
+from perfscope.model.session import Session
+from perfscope.model.session_writer import SessionWriter
 from perfscope.model.stacks import ROOT
 
 SPANS = {  # first and last moment of a row

@@ -18,7 +18,7 @@ from pathlib import Path
 from perfscope.collectors.base import Context, Options
 from perfscope.collectors.ebpf import EbpfCollector
 from perfscope.model.info import SessionInfo
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 
 NAPS, READS, READ_BYTES = 20, 20, 65536
 

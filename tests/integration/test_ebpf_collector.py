@@ -21,7 +21,8 @@ from perfscope import procfs
 from perfscope.collectors.base import Context, Options
 from perfscope.collectors.ebpf import EbpfCollector
 from perfscope.model.info import SessionInfo
-from perfscope.model.session import Session, SessionWriter
+from perfscope.model.session import Session
+from perfscope.model.session_writer import SessionWriter
 
 BACKENDS = ("libbpf", "bcc", "perf")
 TRACEFS = Path("/sys/kernel/tracing/events")

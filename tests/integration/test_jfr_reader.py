@@ -17,7 +17,8 @@ from perfscope.collectors.jfr.chunk import Chunk, Header, JfrFile
 from perfscope.collectors.jfr.frames import ChunkNames, class_name
 from perfscope.collectors.jfr.kinds import CONSTANTS, EVENTS, SAMPLES, WANTED
 from perfscope.model.info import SessionInfo
-from perfscope.model.session import Session, SessionWriter
+from perfscope.model.session import Session
+from perfscope.model.session_writer import SessionWriter
 from perfscope.model.stacks import StackTable
 from tests.jfr_helpers import DATA, compile_java
 

@@ -23,7 +23,8 @@ from perfscope.collectors.pyspy import PySpyCollector, budget, instance
 from perfscope.collectors.pyspy.torn import TornJudge
 from perfscope.errors import CollectorError
 from perfscope.model.info import SessionInfo
-from perfscope.model.session import Session, SessionWriter
+from perfscope.model.session import Session
+from perfscope.model.session_writer import SessionWriter
 
 TIMEOUT_S = 60
 

@@ -12,7 +12,8 @@ from perfscope.collectors.base import Context, Options
 from perfscope.collectors.cuda import LIBRARY, CudaCollector
 from perfscope.collectors.cuda import spool as records
 from perfscope.model.info import SessionInfo
-from perfscope.model.session import Session, SessionWriter
+from perfscope.model.session import Session
+from perfscope.model.session_writer import SessionWriter
 from perfscope.procfs import Process
 
 DATA = Path(__file__).parents[1] / "data" / "gpu" / "truth.spool.gz"

@@ -12,7 +12,8 @@ from perfscope.collectors.cuda import spool as records
 from perfscope.collectors.cuda import tables
 from perfscope.demangle import demangle
 from perfscope.model.info import SessionInfo
-from perfscope.model.session import Session, SessionWriter
+from perfscope.model.session import Session
+from perfscope.model.session_writer import SessionWriter
 
 DATA = Path(__file__).parents[1] / "data" / "gpu" / "truth.spool.gz"
 HOST_TID = 4242

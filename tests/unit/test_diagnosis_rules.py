@@ -17,7 +17,8 @@ from perfscope.diagnosis.thresholds import defaults
 from perfscope.merge.slices import STATES, ThreadSlices
 from perfscope.model.finding import Severity
 from perfscope.model.info import CollectorReport, SessionInfo
-from perfscope.model.session import Session, SessionWriter
+from perfscope.model.session import Session
+from perfscope.model.session_writer import SessionWriter
 from perfscope.model.stacks import ROOT, Frame
 
 MS = 1_000_000

@@ -12,7 +12,8 @@ from perfscope.collectors.cuda import spool as records
 from perfscope.collectors.cuda import tables
 from perfscope.merge import build_tree
 from perfscope.model.info import SessionInfo
-from perfscope.model.session import Session, SessionWriter
+from perfscope.model.session import Session
+from perfscope.model.session_writer import SessionWriter
 
 SPOOL = Path(__file__).parents[1] / "data" / "gpu" / "truth.spool.gz"
 MARGIN = 10_000_000

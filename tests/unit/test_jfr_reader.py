@@ -25,7 +25,7 @@ from perfscope.collectors.jfr.recording import Anchor
 from perfscope.collectors.jfr.recording import settings as jfc
 from perfscope.collectors.jfr.varint import MalformedError, signed32, signed64, string, unsigned
 from perfscope.errors import InputError
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 
 DATA = Path(__file__).parent.parent / "data" / "jfr"
 PHASES = (DATA / "phases.jfr").read_bytes()

@@ -15,7 +15,8 @@ from merge_helpers import PID, STACKS, Row, Sessions, tree_lines
 from perfscope.merge import CallTree, build_tree, hot_spot, slices_of, thread_time
 from perfscope.merge.slices import RUNNING, UNKNOWN
 from perfscope.model.info import SessionInfo
-from perfscope.model.session import Session, SessionWriter
+from perfscope.model.session import Session
+from perfscope.model.session_writer import SessionWriter
 from perfscope.model.stacks import ROOT, Frame
 
 US = 1000

@@ -23,7 +23,8 @@ from perfscope.clock import ClockMap
 from perfscope.errors import PerfscopeError, RecordingError, SessionError
 from perfscope.model.info import CollectorReport, SessionInfo
 from perfscope.model.schema import SCHEMA_VERSION, TABLES, schema
-from perfscope.model.session import Session, SessionWriter
+from perfscope.model.session import Session
+from perfscope.model.session_writer import SessionWriter
 from perfscope.model.stacks import Frame
 
 INFO = SessionInfo(

@@ -13,7 +13,8 @@ from rich.console import Console
 from perfscope.clock import MONOTONIC
 from perfscope.errors import SessionError
 from perfscope.model.info import CollectorReport, SessionInfo
-from perfscope.model.session import Session, SessionWriter
+from perfscope.model.session import Session
+from perfscope.model.session_writer import SessionWriter
 from perfscope.model.typed import build
 from perfscope.reports.terminal import print_session
 

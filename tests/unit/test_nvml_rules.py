@@ -11,7 +11,8 @@ from perfscope.diagnosis.rules.pcie_saturated import link_bytes_per_s
 from perfscope.diagnosis.thresholds import defaults
 from perfscope.model.finding import Severity
 from perfscope.model.info import CollectorReport, SessionInfo
-from perfscope.model.session import Session, SessionWriter
+from perfscope.model.session import Session
+from perfscope.model.session_writer import SessionWriter
 
 MS = 1_000_000
 START = 5_000 * MS

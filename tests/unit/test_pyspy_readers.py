@@ -19,7 +19,8 @@ from perfscope.collectors.base import ImportResult
 from perfscope.collectors.pyspy import import_file, sniff
 from perfscope.errors import InputError
 from perfscope.model.info import SessionInfo
-from perfscope.model.session import Session, SessionWriter
+from perfscope.model.session import Session
+from perfscope.model.session_writer import SessionWriter
 
 DATA = Path(__file__).parent.parent / "data" / "pyspy"
 FIXTURES = sorted(DATA.iterdir())

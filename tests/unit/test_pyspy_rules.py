@@ -29,7 +29,7 @@ from perfscope.collectors.pyspy.reading import Reading
 from perfscope.collectors.pyspy.rows import share_out
 from perfscope.collectors.pyspy.torn import TornJudge
 from perfscope.errors import CollectorError
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 from perfscope.model.stacks import Frame, StackTable
 from perfscope.procfs import Process
 

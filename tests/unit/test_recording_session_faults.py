@@ -13,7 +13,8 @@ import pytest
 
 from perfscope.errors import RecordingError, SessionError
 from perfscope.model.info import SessionInfo
-from perfscope.model.session import Session, SessionWriter
+from perfscope.model.session import Session
+from perfscope.model.session_writer import SessionWriter
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from recording_helpers import Hangs, Notes, RaisesInRead, RaisesInStart, RaisesI
 
 from perfscope.collectors.base import Collector, Context, Options
 from perfscope.errors import RecordingError
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 from perfscope.procfs import Process
 from perfscope.recording import supervise
 from perfscope.recording.supervise import Supervisor

@@ -9,7 +9,7 @@ import pytest
 
 from perfscope.clock import MONOTONIC, ClockMap
 from perfscope.model.info import CollectorReport, SessionInfo
-from perfscope.model.session import SessionWriter
+from perfscope.model.session_writer import SessionWriter
 from perfscope.model.stacks import Frame
 from perfscope.reports import folded
 
