@@ -37,6 +37,7 @@ class Options:
     rate_hz: int = 100
     native: bool = False
     blocking: bool = False
+    python_sampler: str = "auto"
     ebpf_backend: str = "auto"
     gpu_rate_hz: int = 10
 

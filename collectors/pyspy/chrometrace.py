@@ -10,50 +10,20 @@ sound again: the state after each group of events is the stack of the process th
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from perfscope.collectors.pyspy import frames as fr
+from perfscope.collectors.pyspy.slices import Slices, ThreadKey
 from perfscope.collectors.pyspy.textstream import MAX_JUNK, MAX_ROWS, MAX_STACKS, Unsound, json_array, open_binary
 from perfscope.model.stacks import ROOT, StackTable
 
 MAX_DEPTH = 4096
 MAX_TS = 2**50
 """Latest stamp believed, in microseconds (36 years)."""
-
-ThreadKey = tuple[int, int]
-"""(pid, tid): tid is the kernel's id as the process sees it, or -1 - n for the n-th pthread handle without one."""
-
-
-@dataclass
-class Slices:
-    """What a chrometrace holds, in the order of time of each thread. Times in microseconds since py-spy's start.
-
-    thread: int32[n], index into `threads`. start, end: int64[n]: from the look that saw the stack first to the first
-    look that saw another. stack: int32[n]. names: of the threads, where py-spy's is their own.
-    lost_events: events that don't fit into any sound stack. cut_at: byte offset where reading ended early; why.
-    shared_handles: pthread handles that two processes have, one the other's fork. leaf: innermost function of a slice.
-    """
-
-    threads: list[ThreadKey] = field(default_factory=list)
-    names: dict[ThreadKey, str] = field(default_factory=dict)
-    thread: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    start: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    end: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    stack: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    first_ts: int = 0
-    last_ts: int = 0
-    events: int = 0
-    lost_events: int = 0
-    shared_handles: int = 0
-    cut_at: int | None = None
-    cut_why: str = ""
-    leaf: Callable[[int], str] = field(default=lambda row: "")
 
 
 class _Level(NamedTuple):

@@ -1,4 +1,4 @@
-"""Drives py-spy: one a Python process for stacks, a second for who holds the GIL, within a budget of CPU time."""
+"""Drives the samplers: one a Python process for stacks, a second for who holds the GIL, within a budget of CPU time."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import time
 from collections.abc import Iterable
 
 from perfscope.collectors.base import Check, Collector, Context, Options
+from perfscope.collectors.pyspy import austin
 from perfscope.collectors.pyspy.budget import SHARE, Budget
 from perfscope.collectors.pyspy.checks import check, version
-from perfscope.collectors.pyspy.instance import Instance, binary
+from perfscope.collectors.pyspy.instance import binary
 from perfscope.collectors.pyspy.lane import Lane, Target
 from perfscope.collectors.pyspy.reading import MISSING_SHARE, Reading
+from perfscope.collectors.pyspy.sampler import Sampler
 from perfscope.model.session_writer import SessionWriter
 from perfscope.procfs import Process
 
@@ -25,6 +27,8 @@ attaching to each child of a target that forks all the time would take more than
 class PySpyCollector(Collector):
     """Python stacks of every Python process of the target, and its GIL holders.
 
+    Stacks are read by austin where it is installed and can, else by py-spy; GIL holders by py-spy.
+
     Samples of source "pyspy" are slices of time in which a thread's stack was seen unchanged; "pyspy-gil" are counts
     of looks in which a thread held the GIL, with its stack. Never stops the target unless asked to (blocking, native).
     """
@@ -38,15 +42,17 @@ class PySpyCollector(Collector):
         self._stopped = False
         self._starts_left, self._starts_ns = float(BURST), 0
         self._lowered: list[str] = []
-        self._judged: list[Instance] = []
+        self._judged: list[Sampler] = []
+        self._austin: str | None = None
 
     @classmethod
     def check(cls, options: Options) -> Iterable[Check]:
         return check(options)
 
     def start(self, root_pids: list[int]) -> None:
-        """Raises CollectorError if py-spy is missing or can't be run."""
+        """Raises CollectorError if py-spy, or the sampler that was asked for, is missing or can't be run."""
         self.report.version = version(binary())
+        self._austin = austin.wanted(self.context.options)
         self.context.raw.mkdir(parents=True, exist_ok=True)
 
     def process_started(self, process: Process) -> None:
@@ -54,7 +60,7 @@ class PySpyCollector(Collector):
             return
         if any(t.process.pid == process.pid and t.process.start_ticks == process.start_ticks for t in self._targets):
             return
-        target = Target.attach(self.context, process)
+        target = Target.attach(self.context, process, self._austin)
         self._targets.append(target)
         self._attach(target, time.monotonic_ns())
 
@@ -131,7 +137,7 @@ class PySpyCollector(Collector):
     def _lanes(self) -> list[Lane]:
         return [lane for target in self._targets for lane in target.lanes]
 
-    def _instances(self) -> list[Instance]:
+    def _instances(self) -> list[Sampler]:
         return [i for lane in self._lanes() for i in lane.instances()]
 
     def read(self, writer: SessionWriter, start_ns: int, stop_ns: int) -> None:
@@ -144,6 +150,8 @@ class PySpyCollector(Collector):
         self.report.covered_ns = reading.covered_ns()
         self.report.details |= {"rate_hz": self._budget.rate_hz, "own_cpu_highest_share": self._budget.highest}
         self.report.details |= reading.details()
+        if self._austin is not None:
+            self.report.details["austin_version"] = austin.version(self._austin)
         if (clock := reading.clock_map()) is not None:
             self.clocks["pyspy"] = clock
         self._conclude(reading)

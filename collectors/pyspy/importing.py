@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from perfscope.clock import ClockMap
 from perfscope.collectors.base import ImportResult
-from perfscope.collectors.pyspy.chrometrace import Slices, read_chrometrace
+from perfscope.collectors.pyspy.chrometrace import read_chrometrace
 from perfscope.collectors.pyspy.rawfile import read_raw
-from perfscope.collectors.pyspy.rows import I64, Timed, place, write_timed
+from perfscope.collectors.pyspy.rows import Timed, place, write_timed
+from perfscope.collectors.pyspy.slices import I64, Slices
 from perfscope.collectors.pyspy.speedscope import Profile, read_speedscope
 from perfscope.errors import InputError
 from perfscope.model.info import CollectorReport

@@ -1,4 +1,4 @@
-"""One process and the py-spys that follow each other on it, and what was seen of its threads meanwhile."""
+"""One process and the samplers that follow each other on it, and what was seen of its threads meanwhile."""
 
 from __future__ import annotations
 
@@ -10,37 +10,50 @@ from pathlib import Path
 
 from perfscope import procfs
 from perfscope.collectors.base import Context
-from perfscope.collectors.pyspy.instance import Failure, Instance
+from perfscope.collectors.pyspy.austin import UNREAD_SHARE, Austin, unreadable
+from perfscope.collectors.pyspy.instance import Instance
 from perfscope.collectors.pyspy.naming import Naming
+from perfscope.collectors.pyspy.sampler import Failure, Sampler
 from perfscope.procfs import Process
 
 RETRY_NS = 300_000_000
 MAX_FAILURES = 5
 """Attempts in a row before a process is given up: an interpreter that only just starts needs the second or third."""
+AUSTIN_ENDS = 4
+"""How often austin may end by itself before py-spy takes its process over. It ends when the list of threads changes
+under it in some ways: on a program that starts some hundred threads a second every few seconds."""
 MAX_SOURCE = 4 << 20
 """Largest source file looked at, in bytes."""
 SEGMENT_NS = 600 * 10**9
 """py-spy keeps a chrometrace in memory and writes it at its end: a new one every ten minutes bounds both its memory
-and what a killed one takes along."""
+and what a killed one takes along. austin writes as it goes; its files are bounded so."""
 
 
 class Lane:
-    """The py-spys of one kind (stacks, or GIL holders) on one process, one after the other."""
+    """The samplers of one kind (stacks, or GIL holders) on one process, one after the other.
 
-    def __init__(self, context: Context, pid: int, *, gil: bool) -> None:
+    austin: path of the austin that reads its stacks; None: py-spy does, because of `instead` where austin was to.
+    """
+
+    def __init__(self, context: Context, pid: int, austin: str | None = None, *, gil: bool) -> None:
         self.context = context
         self.pid = pid
         self.gil = gil
-        self.current: Instance | None = None
-        self.done: list[Instance] = []
+        self.current: Sampler | None = None
+        self.done: list[Sampler] = []
         self.lost: list[tuple[int, int, Failure]] = []
         self.failure: Failure | None = None
-        self._retiring: list[Instance] = []
+        self.instead: str | None = None
+        self.restarts = self._ends = 0
+        self._wanted = austin
+        self.austin = austin
+        self._choose()
+        self._retiring: list[Sampler] = []
         self._failures = 0
         self._retry_ns = 0
         self._count = 0
 
-    def instances(self) -> list[Instance]:
+    def instances(self) -> list[Sampler]:
         """All that were started, in that order."""
         return [*self.done, *self._retiring, *([self.current] if self.current else [])]
 
@@ -49,25 +62,22 @@ class Lane:
         return not self.gil and (self.context.options.native or self.context.options.blocking)
 
     def start(self, rate_hz: int) -> None:
-        kind = "gil.txt" if self.gil else "chrometrace.json"
+        kind = "gil.txt" if self.gil else "austin.txt" if self.austin else "chrometrace.json"
         self._count += 1
         while (output := self.context.raw / f"{self.pid}-{self._count}.{kind}").with_suffix(".log").exists():
             self._count += 1  # an earlier process had that pid
         options = self.context.options
-        instance = Instance(
-            self.pid,
-            rate_hz,
-            output,
-            gil=self.gil,
-            native=options.native,
-            blocking=self._pauses,
-        )
+        instance: Sampler
+        if self.austin:
+            instance = Austin(self.austin, self.pid, rate_hz, output)
+        else:
+            instance = Instance(self.pid, rate_hz, output, gil=self.gil, native=options.native, blocking=self._pauses)
         self.context.own_pids.add(instance.own_pid)
         self.context.guard(f"pyspy:{instance.own_pid}", ["kill", "-INT", str(instance.own_pid)])
         self.current = instance
 
     def replace(self, rate_hz: int) -> None:
-        """Has a new py-spy take over; the old one goes on until the new one samples, where both may read at once."""
+        """Has a new sampler take over; the old one goes on until the new one samples, where both may read at once."""
         old = self.current
         if old is None:
             return
@@ -78,12 +88,24 @@ class Lane:
         self.start(rate_hz)
 
     def program_changed(self, cut_ns: int) -> None:
-        """The process has called exec: its py-spy reads no stacks from the new program, which needs another."""
+        """The process has called exec: its sampler reads no stacks from the new program, which needs another."""
         if self.current is not None:
             self.current.until_ns = cut_ns
             self.current.interrupt()
             self._retiring.append(self.current)
         self.current = None
+        self._failures = self._retry_ns = 0
+        self._choose()
+
+    def _choose(self) -> None:
+        """Takes austin for the program that the process is now, if it was asked for and reads that interpreter."""
+        why = None if self._wanted is None else unreadable(self.pid)
+        self.austin = self._wanted if why is None else None
+        self.instead, self._ends = why, 0
+
+    def _without_austin(self, why: str) -> None:
+        """Leaves the process to py-spy from now on."""
+        self.austin, self.instead = None, why
         self._failures = self._retry_ns = 0
 
     def tick(self, rate_hz: int, alive: bool, now: int) -> None:
@@ -92,7 +114,9 @@ class Lane:
         if current is not None and not current.running():
             self.current = None
             self._ended(current)
-            if not current.whole:
+            if isinstance(current, Austin):
+                self._austin_ended(current, alive)
+            elif not current.whole:
                 self.failure = current.failure()
                 self._failures = self._failures + 1 if current.sampling_ns is None else 1
                 self._retry_ns = now + RETRY_NS * self._failures
@@ -100,6 +124,10 @@ class Lane:
                     self._failures = MAX_FAILURES
             else:
                 self._retry_ns = now + RETRY_NS
+        elif isinstance(current, Austin) and current.unread_share > UNREAD_SHARE:
+            self._without_austin(f"austin could not read {current.unread_share * 100:.0f} % of the stacks")
+            self.replace(rate_hz)
+            current = self.current
         for old in list(self._retiring):
             if current is None or current.sampling_ns is not None or not current.running():
                 old.interrupt()
@@ -112,6 +140,21 @@ class Lane:
                 self.start(rate_hz)
         elif current is not None and current is self.current and now - current.began_ns > SEGMENT_NS:
             self.replace(rate_hz)
+
+    def _austin_ended(self, ended: Austin, alive: bool) -> None:
+        """austin has ended by itself: at the process's end, or because it can't read it, or lost its hold on it."""
+        if not alive:
+            return
+        failure = ended.failure()
+        if not ended.whole:
+            self.failure = failure
+            if not failure.brief:
+                self._without_austin(failure.why)
+        else:
+            self._ends += 1
+            self.restarts += 1
+            if self._ends >= AUSTIN_ENDS:
+                self._without_austin(f"austin ended by itself {self._ends} times")
 
     def _ready(self) -> bool:
         """Whether an attempt can succeed: on a Python process, and no stopped one that would have to be paused."""
@@ -132,11 +175,13 @@ class Lane:
                 self.failure = instance.failure()
         self._retiring, self.current = [], None
 
-    def _ended(self, instance: Instance) -> None:
+    def _ended(self, instance: Sampler) -> None:
         self.done.append(instance)
         self.context.guard(f"pyspy:{instance.own_pid}", [])
         if not instance.whole and instance.sampling_ns is not None and instance.ended_ns is not None:
-            self.lost.append((instance.sampling_ns, instance.ended_ns, instance.failure()))
+            failure = instance.failure()
+            if not failure.brief:
+                self.lost.append((instance.sampling_ns, instance.ended_ns, failure))
 
 
 @dataclass
@@ -164,10 +209,10 @@ class Target:
     _looked_ns: int = 0
 
     @classmethod
-    def attach(cls, context: Context, process: Process) -> Target:
+    def attach(cls, context: Context, process: Process, austin: str | None = None) -> Target:
         """Notes what is only known while the process lives. Starts nothing yet."""
         uptime = time.clock_gettime(time.CLOCK_BOOTTIME) - process.start_ticks / os.sysconf("SC_CLK_TCK")
-        lanes = [Lane(context, process.pid, gil=False), Lane(context, process.pid, gil=True)]
+        lanes = [Lane(context, process.pid, austin, gil=False), Lane(context, process.pid, gil=True)]
         naming = Naming(context, process.pid)
         return cls(process, lanes, naming, time.time() - uptime, _same_mounts(process.pid))
 
@@ -195,8 +240,9 @@ class Target:
                 seen.last_ns, seen.dead = now, False
         for tid, seen in self.threads.items():
             seen.dead = tid not in present
-        reused = len(self.threads) > len(present)
-        self.naming.tick((self.threads[tid].inner for tid in tids) if reused else (), now)
+        # austin knows no names; py-spy calls a thread by the name of a dead one whose handle it got.
+        unnamed = len(self.threads) > len(present) or self.lanes[0].austin is not None
+        self.naming.tick((self.threads[tid].inner for tid in tids) if unnamed else (), now)
 
     def source(self, name: str) -> str | None:
         """Text of a source file as this process loaded it; None if that can't be known (gone, or written since)."""

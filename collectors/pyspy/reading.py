@@ -1,17 +1,19 @@
-"""Turns what the py-spys of a recording wrote into rows, and sums up what must be said about it."""
+"""Turns what the samplers of a recording wrote into rows, and sums up what must be said about it."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from typing import Any
 
 import numpy as np
 
 from perfscope.clock import ClockMap
-from perfscope.collectors.pyspy.chrometrace import read_chrometrace
-from perfscope.collectors.pyspy.instance import Instance
 from perfscope.collectors.pyspy.lane import Lane, Target
 from perfscope.collectors.pyspy.rawfile import read_raw
-from perfscope.collectors.pyspy.rows import I64, Timed, place, share_out, write_timed
+from perfscope.collectors.pyspy.rows import Timed, place, share_out, write_timed
+from perfscope.collectors.pyspy.sampler import Sampler
+from perfscope.collectors.pyspy.slices import I64
 from perfscope.collectors.pyspy.torn import TornJudge
 from perfscope.model.session_writer import SessionWriter
 
@@ -43,7 +45,9 @@ class Reading:
         self._time_ns = self._torn_ns = self._judged_ns = 0
         self._expected = 0.0
         self._starved_ns = self._life_ns = 0
-        self._dead = self._gil_looks = self._behind = 0
+        self._dead = self._gil_looks = self._behind = self._restarts = 0
+        self._instead: Counter[str] = Counter()
+        self._pids: dict[str, dict[int, int]] = {}
 
     def target(self, target: Target) -> None:
         """Reads all files of one process."""
@@ -54,13 +58,15 @@ class Reading:
         else:
             self._failures(target, stacks, "stacks")
             self._failures(target, gil, "GIL holders")
+        if stacks.instead is not None:
+            self._instead[stacks.instead] += 1
+        self._restarts += stacks.restarts
         judge = TornJudge(self.writer.stacks, target.source)
         until = self.stop_ns if target.ended_ns is None else min(self.stop_ns, target.ended_ns)
         # Backwards: where one py-spy took over from another both may have looked, and the later one's looks count.
         for instance in sorted(stacks.done, key=lambda i: i.began_ns, reverse=True):
-            if instance.whole and instance.clock is not None:
-                first = self._segment(target, instance, instance.clock, judge, until)
-                until = min(until, first)
+            if instance.whole:
+                until = min(until, self._segment(target, instance, judge, until))
         for tid, seen in target.threads.items():
             if (name := target.naming.names.get(seen.inner)) is not None:
                 self.writer.note_thread(target.process.pid, tid, name=name, named_by="python")
@@ -81,16 +87,25 @@ class Reading:
             self.hint = self.hint or lane.failure.hint
         self.brief &= len(self.problems) == before
 
-    def _segment(self, target: Target, instance: Instance, clock: ClockMap, judge: TornJudge, until: int) -> int:
-        """Reads one chrometrace; returns when its first look was."""
-        slices = read_chrometrace(instance.output, self.writer.stacks)
+    def _segment(self, target: Target, instance: Sampler, judge: TornJudge, until: int) -> int:
+        """Reads one file of timed stacks; returns when its first look was."""
+        slices, clock = instance.read(self.writer.stacks)
         self.unsound += slices.lost_events
+        if slices.errors is not None:
+            instance.errors = slices.errors
         if slices.cut_at is not None or slices.lost_events:
             where = f"from byte {slices.cut_at} on: {slices.cut_why}" if slices.cut_at is not None else "in part"
             self.problems.append(f"{instance.output.name} can't be read {where}")
-        if not slices.events:
+        if not slices.events or clock is None:
             return until
-        self._clocks.append(_with_looks(clock, instance.looking_share))
+        clock = _with_looks(clock, instance.looking_share)
+        self._clocks.append(clock)
+        errors = self._pids.setdefault(instance.name, {})
+        errors[target.process.pid] = max(errors.get(target.process.pid, 0), clock.error_ns)
+        if instance.killed is not None:
+            self.problems.append(
+                f"{instance.failure().why}: what it saw last of process {target.process.pid} is missing"
+            )
         first = clock.to_mono(slices.first_ts)
         if instance.until_ns is not None:
             until = min(until, instance.until_ns)
@@ -98,7 +113,7 @@ class Reading:
         tids = {seen.inner: tid for tid, seen in target.threads.items()}
         rows = place(slices, tids, clock.to_mono(slices.start), clock.to_mono(slices.end))
         rows = dataclasses.replace(rows, pid=np.full(len(rows.pid), target.process.pid, np.int32))
-        rows = self._cut(target, rows, max(first, self.start_ns), last, clock.resolution_ns)
+        rows = self._cut(target if instance.cut_deaths else None, rows, max(first, self.start_ns), last, clock)
         for (_, inner), name in slices.names.items():
             if inner >= 0:
                 self.writer.note_thread(target.process.pid, tids.get(inner, inner), name=name, named_by="python")
@@ -107,24 +122,25 @@ class Reading:
             self._covered.append((max(first, self.start_ns), last))
         return first
 
-    def _cut(self, target: Target, rows: Timed, first: int, last: int, period_ns: int) -> Timed:
-        """Cuts rows at the segment's ends and at each thread's death, up to which alone py-spy's stack meant something.
+    def _cut(self, target: Target | None, rows: Timed, first: int, last: int, clock: ClockMap) -> Timed:
+        """Cuts rows at the segment's ends and at each death of a target's threads, up to which alone py-spy's stack
+        meant something.
 
         A death is known to lie after the last sight of the thread in /proc, or after a later change of its stack.
         """
         start, end = np.maximum(rows.start_ns, first), np.minimum(rows.end_ns, last)
-        for tid, seen in target.threads.items():
+        for tid, seen in target.threads.items() if target else ():
             if seen.dead:
                 mine = rows.tid == tid
                 if mine.any():
                     self._dead += 1
-                end[mine] = np.minimum(end[mine], np.maximum(seen.last_ns, start[mine] + period_ns))
+                end[mine] = np.minimum(end[mine], np.maximum(seen.last_ns, start[mine] + clock.resolution_ns))
         cut = dataclasses.replace(rows, start_ns=start, end_ns=end)
         return cut.select(end > start)
 
-    def _write(self, instance: Instance, rows: Timed, judge: TornJudge, span_ns: int) -> None:
+    def _write(self, instance: Sampler, rows: Timed, judge: TornJudge, span_ns: int) -> None:
         durations: I64 = rows.end_ns - rows.start_ns
-        counts = share_out(instance.samples or 0, rows.tid, durations)
+        counts = share_out(instance.samples or 0, rows.tid, durations) if rows.looks is None else rows.looks
         if instance.pauses:
             torn = judged = np.zeros(len(rows.pid), bool)  # stopped for each look: nothing tears
         else:
@@ -145,7 +161,7 @@ class Reading:
         failed = (instance.errors or 0) * total / span_ns if span_ns > 0 else 0.0
         self.late += max(0, round(expected - failed) - int(counts.sum()))
 
-    def _gil(self, target: Target, instance: Instance, judge: TornJudge) -> None:
+    def _gil(self, target: Target, instance: Sampler, judge: TornJudge) -> None:
         counts = read_raw(instance.output, self.writer.stacks)
         self.unsound += counts.lost_lines
         tids = {seen.inner: tid for tid, seen in target.threads.items()}
@@ -167,7 +183,9 @@ class Reading:
 
     def lateness(self) -> str:
         """How many looks are missing, for people."""
-        return f"py-spy came late: {self.missing_share * 100:.0f} % of the looks that its rate promises are missing"
+        return (
+            f"the sampler came late: {self.missing_share * 100:.0f} % of the looks that its rate promises are missing"
+        )
 
     def covered_ns(self) -> list[tuple[int, int]]:
         """Intervals in which at least one process was watched, in order and without overlap."""
@@ -187,10 +205,15 @@ class Reading:
         slowest = max(c.resolution_ns for c in self._clocks)
         return dataclasses.replace(self._clocks[0], error_ns=worst.error_ns, method=worst.method, resolution_ns=slowest)
 
-    def details(self) -> dict[str, float | int | None]:
-        """Figures for other programs. Shares are of the time of all threads sampled, 0..1; null where none was."""
+    def details(self) -> dict[str, Any]:
+        """Figures for other programs. Shares are of the time of all threads sampled, 0..1; null where none was.
+
+        sampler: which one read the stacks, "austin+py-spy" if both did; clock_error_ns: of each, by process.
+        """
         time_ns = self._time_ns
         return {
+            "sampler": "+".join(sorted(self._pids)) or None,
+            "clock_error_ns": {name: {str(p): e for p, e in errors.items()} for name, errors in self._pids.items()},
             "torn_share": self._torn_ns / time_ns if time_ns else None,
             "torn_judged_share": self._judged_ns / time_ns if time_ns else None,
             "gil_looks": self._gil_looks,
@@ -200,7 +223,13 @@ class Reading:
 
     def notes(self) -> list[str]:
         """Plain sentences that a reader of the session must know."""
-        notes = []
+        notes = [
+            f"py-spy, instead of austin, read the stacks of {count} process{'es' if count > 1 else ''}: {why}"
+            for why, count in self._instead.items()
+        ]
+        if self._restarts:
+            often = "once" if self._restarts == 1 else f"{self._restarts} times"
+            notes.append(f"austin ended by itself {often} while its process ran on, and was started again")
         if self._torn_ns:
             torn, judged = self._torn_ns / self._time_ns, self._judged_ns / self._time_ns
             scatter = 2 * (torn * (1 - torn) / max(self.looks, 1)) ** 0.5  # of a share of that many looks, two sigma
@@ -214,7 +243,9 @@ class Reading:
             notes.append(self.lateness())
         starved = self._starved_ns / self._life_ns if self._life_ns else 0.0
         if starved > STARVED_SHARE:
-            notes.append(f"py-spy waited {starved * 100:.0f} % of the time for a CPU: what happened then is blurred")
+            notes.append(
+                f"the sampler waited {starved * 100:.0f} % of the time for a CPU: what happened then is blurred"
+            )
         if self._behind:
             often = "once" if self._behind == 1 else f"{self._behind} times"
             notes.append(f"py-spy said {often} that it is over a second late")
@@ -232,12 +263,13 @@ def _too_brief(lane: Lane) -> bool:
 
 
 def _with_looks(clock: ClockMap, share: float | None) -> ClockMap:
-    """A look is stamped when it is over: what it saw lies up to its duration earlier, measured by py-spy's CPU time."""
+    """py-spy stamps a look when it is over, austin when it begins: what it saw lies up to its duration, measured by the
+    sampler's CPU time, earlier or later."""
     if share is None:
         return clock
     look_ns = round(share * clock.resolution_ns)
     return dataclasses.replace(
         clock,
         error_ns=clock.error_ns + look_ns,
-        method=f"{clock.method}; bound: that, and the {look_ns / 1e3:.0f} us that a look takes before it is stamped",
+        method=f"{clock.method}; bound: that, and the {look_ns / 1e3:.0f} us that a look takes",
     )

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.collectors.pyspy.chrometrace import Slices
+from perfscope.collectors.pyspy.slices import I64, Slices
 from perfscope.model.session_writer import SessionWriter
-
-I64 = npt.NDArray[np.int64]
 
 
 def share_out(total: int, thread: npt.NDArray[np.int32], durations: I64) -> I64:
@@ -45,23 +43,25 @@ def _round_to(total: int, weights: npt.NDArray[np.float64] | I64) -> I64:
 
 @dataclass
 class Timed:
-    """Slices on the host's clock, with host ids. thread: index into `Slices.threads`, of the same order."""
+    """Slices on the host's clock, with host ids, of the order of `Slices`. looks: how many saw each, if known."""
 
     pid: npt.NDArray[np.int32]
     tid: npt.NDArray[np.int32]
     start_ns: I64
     end_ns: I64
     stack: npt.NDArray[np.int32]
+    looks: I64 | None = None
 
     def select(self, keep: npt.NDArray[np.bool_]) -> Timed:
-        return Timed(self.pid[keep], self.tid[keep], self.start_ns[keep], self.end_ns[keep], self.stack[keep])
+        looks = None if self.looks is None else self.looks[keep]
+        return Timed(self.pid[keep], self.tid[keep], self.start_ns[keep], self.end_ns[keep], self.stack[keep], looks)
 
 
 def place(slices: Slices, tids: dict[int, int], start_ns: I64, end_ns: I64) -> Timed:
     """Gives each slice its pid and its host tid; -1 where py-spy knew no kernel thread id."""
     pids = np.array([pid for pid, _ in slices.threads] or [0], np.int32)
     hosts = np.array([tids.get(tid, tid) if tid >= 0 else -1 for _, tid in slices.threads] or [0], np.int32)
-    return Timed(pids[slices.thread], hosts[slices.thread], start_ns, end_ns, slices.stack)
+    return Timed(pids[slices.thread], hosts[slices.thread], start_ns, end_ns, slices.stack, slices.looks)
 
 
 def write_timed(writer: SessionWriter, source: str, rows: Timed, counts: I64, torn: npt.NDArray[np.bool_]) -> None:

@@ -34,6 +34,7 @@ def record(
     rate_hz: int,
     native: bool,
     blocking: bool,
+    python_sampler: str,
     ebpf_backend: str,
     gpu_rate_hz: int,
     force: bool,
@@ -48,7 +49,12 @@ def record(
         duration_s=duration_s,
         collect=_chosen(collect),
         options=Options(
-            rate_hz=rate_hz, native=native, blocking=blocking, ebpf_backend=ebpf_backend, gpu_rate_hz=gpu_rate_hz
+            rate_hz=rate_hz,
+            native=native,
+            blocking=blocking,
+            python_sampler=python_sampler,
+            ebpf_backend=ebpf_backend,
+            gpu_rate_hz=gpu_rate_hz,
         ),
         force=force,
         keep_raw=keep_raw,

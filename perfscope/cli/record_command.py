@@ -58,6 +58,12 @@ def _ncu_mode(_: click.Context, __: click.Parameter, value: str | None) -> str |
 @click.option("--native", is_flag=True, help="Native frames below Python ones; stops the target for each sample.")
 @click.option("--blocking", is_flag=True, help="Stop the target for each Python sample: no torn stacks, slower target.")
 @click.option(
+    "--python-sampler",
+    type=click.Choice(["auto", "pyspy", "austin"]),
+    default="auto",
+    help="What reads Python stacks. [default: auto, austin where it is installed and can, else py-spy]",
+)
+@click.option(
     "--ebpf-backend",
     type=click.Choice(["auto", "libbpf", "bcc", "perf"]),
     default="auto",
@@ -112,6 +118,7 @@ def command(
     collect: str | None,
     native: bool,
     blocking: bool,
+    python_sampler: str,
     ebpf_backend: str,
     gpu_rate: int,
     ncu: str | None,
@@ -151,6 +158,8 @@ def command(
             "kernel and saves what it writes from the first CUDA call on",
             hint="perfscope record --ncu -- CMD starts it; record running processes without --ncu",
         )
+    if python_sampler == "austin" and (native or blocking):
+        raise UsageError("austin never stops the target: --native and --blocking are py-spy's", hint="leave one out")
     if user and pids:
         raise UsageError("--user says who runs a command; running processes have their users already")
     run_as = RunAs.named(user) if user else None
@@ -178,6 +187,7 @@ def command(
                 rate_hz=rate,
                 native=native,
                 blocking=blocking,
+                python_sampler=python_sampler,
                 ebpf_backend=ebpf_backend,
                 gpu_rate_hz=gpu_rate,
                 force=force,
