@@ -39,6 +39,9 @@ BRACKET_NS, BRACKET_TRIES = 500_000, 10
 """A moment and /proc's CPU times of it are read this close together, or as close as a busy machine allows."""
 
 
+HIDDEN = "were never seen to complete (some hosts hide what interrupts an idle CPU)"
+
+
 class EbpfCollector(Collector):
     """Follows every thread of the target from its first instruction, or from when the recording began."""
 
@@ -53,7 +56,7 @@ class EbpfCollector(Collector):
         self._names: dict[int, str | None] = {}
         self._runtimes = gil.Runtimes()
         self._mappings: Mappings | None = None
-        self._open_requests = 0
+        self._open_requests = np.zeros(2, np.int64)
         self._start_ns = self._stop_ns = self._cpu_ns = 0
         self._stopping = threading.Event()
         self._drainer: threading.Thread | None = None
@@ -275,11 +278,11 @@ class EbpfCollector(Collector):
             problems.append(f"{losses.missed} events missed (the kernel skipped the probe)")
         if incomplete:
             problems.append(f"{incomplete} of {len(lives.lives)} threads have gaps in their scheduling events")
-        if self._open_requests:
-            problems.append(
-                f"{self._open_requests} disk requests were never seen to complete (some kernels hide from perf events "
-                "what interrupts an idle CPU)"
-            )
+        of_others, of_target = self._open_requests
+        if of_target:
+            problems.append(f"{of_target} disk requests {HIDDEN}")
+        if of_others:
+            report.notes.append(f"{of_others} disk requests of other processes {HIDDEN}")
         if self._drain_error is not None:
             problems.append(f"records couldn't be written: {self._drain_error.strerror}")
         if problems:

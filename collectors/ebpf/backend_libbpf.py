@@ -18,7 +18,7 @@ from perfscope.collectors.ebpf.ring import drain_last, open_ring, write_all
 from perfscope.errors import CollectorError
 
 BTF = Path("/sys/kernel/btf/vmlinux")
-THREAD = struct.Struct("<QQQQIIIIIIII")  # struct thread of perfscope.bpf.c
+THREAD = struct.Struct("<QQQQQQIIIIIIII")  # struct thread of perfscope.bpf.c
 FUTEX_NUMBER = {"x86_64": 202, "aarch64": 98}
 FUTEX_FUNCTION = {"x86_64": "__x64_sys_futex", "aarch64": "__arm64_sys_futex"}
 FUNCTION_HOOKS = ("on_futex", "on_futex_return")
@@ -105,14 +105,14 @@ class LibbpfBackend(Backend):
         start = time.monotonic_ns() if thread.wait else 0
         early = self._early if thread.wait else 0
         wake = time.monotonic_ns() if thread.state == 0 else 0
-        entry = THREAD.pack(0, wake, start, address, thread.tgid, thread.state, 0, 0, op | early, 0, 0, 0)
+        entry = THREAD.pack(0, wake, 0, 0, start, address, thread.tgid, thread.state, 0, 0, op | early, 0, 0, 0)
         return self._threads.add(struct.pack("<I", thread.tid), entry)
 
     def forget(self, tid: int) -> None:
         self._threads.delete(struct.pack("<I", tid))
 
     def followed(self) -> list[tuple[int, int]]:
-        return [(THREAD.unpack(value)[4], int.from_bytes(key, "little")) for key, value in self._threads.items()]
+        return [(THREAD.unpack(value)[6], int.from_bytes(key, "little")) for key, value in self._threads.items()]
 
     def drain(self) -> None:
         for ring in self._rings:
@@ -135,7 +135,7 @@ class LibbpfBackend(Backend):
     def _write_open(self) -> None:
         events = []
         for key, value in self._threads.items():
-            off, wake, start, address, tgid, state, waker, _, op, lost, seen, _ = THREAD.unpack(value)
+            off, wake, _, _, start, address, tgid, state, waker, _, op, lost, seen, _ = THREAD.unpack(value)
             tid = int.from_bytes(key, "little")
             events.append((0, off, wake, tgid, tid, waker, state, lost, seen, ALIVE, 0))
             if start:
@@ -152,5 +152,5 @@ class LibbpfBackend(Backend):
     def _count(self) -> Losses:
         o = self._object
         return Losses(
-            o.counter(0), o.counter(1), o.counter(2), missed=max(o.counter(3), o.missed_runs()), restored=o.counter(4)
+            o.counter(0), o.counter(1), o.counter(2), missed=o.missed_runs(), restored=o.counter(3)
         )

@@ -177,14 +177,17 @@ LONG_OPEN_NS = 1_000_000_000
 """A request that was made so long before the end should have been completed by then."""
 
 
-def append_blocks(writer: SessionWriter, blocks: Records, window: Window, lives: Iterable[Life]) -> int:
-    """Writes whole block requests to `block_io`; returns how many old ones were never seen to complete."""
+def append_blocks(
+    writer: SessionWriter, blocks: Records, window: Window, lives: Iterable[Life]
+) -> npt.NDArray[np.int64]:
+    """Writes whole block requests to `block_io`; returns how many old ones were never seen to complete: [of others, of
+    the target]."""
     start = blocks["start"].astype(np.int64)
     complete = blocks["complete"].astype(np.int64)
     keep = (start < window.stop_ns) & ((complete == 0) | (complete > window.start_ns))
     rows = blocks[keep]
     if not len(rows):
-        return 0
+        return np.zeros(2, np.int64)
     targets = np.array(sorted({life.tid for life in lives}), np.int64)
     flags, flag_codes = np.unique(rows["rwbs"], return_inverse=True)
     names = [flag.decode(errors="replace") for flag in flags]
@@ -193,6 +196,7 @@ def append_blocks(writer: SessionWriter, blocks: Records, window: Window, lives:
     does = np.array([operations.index(operation(name)) for name in names], np.int32)[flag_codes]
     empty_flush = (rows["bytes"] == 0) & np.array([name.startswith("F") for name in names])[flag_codes]
     does = np.where(empty_flush, operations.index("flush"), does).astype(np.int32)
+    mine = np.isin(rows["tid"], targets)
     issue = np.where(rows["issue"] > window.stop_ns, 0, rows["issue"]).astype(np.int64)
     done = np.where(rows["complete"] > window.stop_ns, 0, rows["complete"]).astype(np.int64)
     writer.append(
@@ -210,10 +214,11 @@ def append_blocks(writer: SessionWriter, blocks: Records, window: Window, lives:
             "operation": _category(does, operations),
             "flags": _category(flag_codes.astype(np.int32), names),
             "error": _masked(block_errors(rows["error"]), done == 0, pa.int32()),
-            "in_target": np.isin(rows["tid"], targets),
+            "in_target": mine,
         },
     )
-    return int(((done == 0) & (rows["start"].astype(np.int64) < window.stop_ns - LONG_OPEN_NS)).sum())
+    unseen = (done == 0) & (rows["start"].astype(np.int64) < window.stop_ns - LONG_OPEN_NS)
+    return np.bincount(mine[unseen], minlength=2)
 
 
 def note_lives(writer: SessionWriter, lives: Lives, window: Window) -> None:

@@ -35,13 +35,15 @@ const volatile u32 has_prev_state = 1;	/* sched_switch has a fourth argument (5.
 
 #define TASK_DEAD 0x80
 #define NEWBORN 0x10000
+#define UNKNOWN 0x20000
+#define STOLEN_NS 50000	/* a run longer than the scheduler says by this is shown so; the switches' own time is below 10 us */
 
-enum { LOST_EVENTS, LOST_BLOCK, UNTRACKED, MISSED, RESTORED };
+enum { LOST_EVENTS, LOST_BLOCK, UNTRACKED, RESTORED };
 #define OP_EARLY 0x40000000	/* in wait_op: already waiting when it began to be followed */
 #define NO_RESULT (-2147483647 - 1)
 
 struct thread {
-	u64 off, wake, wait_start, wait_address;
+	u64 off, wake, on, ran, wait_start, wait_address;
 	u32 tgid, state, waker, last_waker, wait_op, lost, seen, pad;
 };
 
@@ -95,10 +97,11 @@ static __always_inline u32 state_of(struct task_struct *task)
 	return ((struct task_struct___old *)task)->state;
 }
 
-static __always_inline void missed(struct thread *t)
+/* Where its run has the length that the scheduler accounts for. The scheduler's clock is older than the event of the
+ * switch: to a thread woken on an idle CPU it charges the CPU's way out of idleness as well, some 5 us each time. */
+static __always_inline u64 end_of_run(struct thread *t, struct task_struct *task)
 {
-	t->lost++;
-	count_lost(MISSED);
+	return t->on + (task->se.sum_exec_runtime - t->ran);
 }
 
 /* It got the CPU unseen (some hosts hide the switches of threads of their own). Its run time since then, which the
@@ -106,8 +109,10 @@ static __always_inline void missed(struct thread *t)
 static __always_inline void restore(struct thread *t, u32 tid, struct task_struct *task, u64 now)
 {
 	u64 ran = task->se.sum_exec_runtime - task->se.prev_sum_exec_runtime;
-	u64 since = t->wake ? t->wake : t->off, on = now - ran;
-	struct event *e = record(SCHED, ran < now - since ? on : since, t->tgid, tid);
+	u64 since = t->wake ? t->wake : t->off;
+	t->on = ran < now - since ? now - ran : since;
+	t->ran = task->se.sum_exec_runtime - (now - t->on);
+	struct event *e = record(SCHED, t->on, t->tgid, tid);
 	if (e) {
 		e->a = t->off;
 		e->b = t->wake;
@@ -120,6 +125,29 @@ static __always_inline void restore(struct thread *t, u32 tid, struct task_struc
 		t->lost++;
 	}
 	t->off = 0;
+}
+
+/* It left the CPU unseen. Who has been woken since had gone to sleep, in a state that nobody saw. */
+static __always_inline void restore_end(struct thread *t, struct task_struct *task, u64 now)
+{
+	u64 end = end_of_run(t, task);
+	t->off = end < now ? end : now;
+	t->state = t->waker ? UNKNOWN : 0;
+	t->wake = t->state ? 0 : t->off;
+	count_lost(RESTORED);
+}
+
+/* The hypervisor, or interrupts where the kernel accounts for them, had the CPU: the thread was kept from running. */
+static __always_inline void stolen(struct thread *t, u32 tid, u64 end, u64 now)
+{
+	struct event *e = record(SCHED, now, t->tgid, tid);
+	if (e) {
+		e->a = e->b = end;
+		e->extra = -1;
+		submit(e);
+	} else {
+		t->lost++;
+	}
 }
 
 static __always_inline void end_wait(struct thread *t, u32 tid, u64 now, int result)
@@ -149,8 +177,13 @@ int on_switch(u64 *ctx)
 		u32 state = has_prev_state ? (u32)ctx[3] : state_of(prev);
 		if (p->off)
 			restore(p, out, prev, now);
+		u64 end = p->on ? end_of_run(p, prev) : now;
+		if (end + STOLEN_NS < now) {
+			stolen(p, out, end, now);
+			end = now;
+		}
 		if (state_of(prev) & TASK_DEAD) {
-			struct event *e = record(DEATH, now, p->tgid, out);
+			struct event *e = record(DEATH, end, p->tgid, out);
 			if (e) {
 				e->value = p->lost;
 				bpf_get_current_comm(&e->a, 16);
@@ -159,15 +192,21 @@ int on_switch(u64 *ctx)
 			bpf_map_delete_elem(&threads, &out);
 		} else {
 			p->state = preempt ? 0 : state;
-			p->wake = p->state ? 0 : now;
-			p->off = now;
+			p->wake = p->state ? 0 : end;
+			p->off = end;
 			p->seen = 1;
 		}
 	}
 	struct thread *n = find(in);
 	if (n) {
-		if (!n->off && n->seen)	/* it left the CPU unseen */
-			missed(n);
+		u64 over = 0;
+		if (!n->off && n->on)
+			restore_end(n, next, now);
+		if (n->off >= now) {	/* the run's end, moved back, meets the next run: that one gets the rest */
+			over = n->off - (now - 1);
+			n->off = now - 1;
+			n->wake = n->wake ? n->off : 0;
+		}
 		struct event *e = record(SCHED, now, n->tgid, in);
 		if (e) {
 			e->a = n->off;
@@ -186,6 +225,8 @@ int on_switch(u64 *ctx)
 		}
 		n->waker = 0;
 		n->off = 0;
+		n->on = now;
+		n->ran = next->se.sum_exec_runtime - over;
 		n->seen = 1;
 	}
 	return 0;
@@ -204,8 +245,10 @@ int BPF_PROG(on_waking, struct task_struct *task)
 static __always_inline int runnable(struct task_struct *task)
 {
 	struct thread *t = find(task->pid);
-	if (t && !t->wake && (t->off || !t->seen))
-		t->wake = bpf_ktime_get_ns();
+	if (t && !t->wake && (t->off || !t->seen)) {
+		u64 now = bpf_ktime_get_ns();
+		t->wake = now > t->off ? now : t->off;	/* a run may end a little after its event */
+	}
 	return 0;
 }
 
@@ -416,6 +459,9 @@ int BPF_PROG(on_io_start, struct request *rq)
 {
 	u64 key = (u64)rq;
 	struct block b = { .start = bpf_ktime_get_ns() };
+	struct block *unseen = bpf_map_lookup_elem(&requests, &key);
+	if (unseen && bpf_ringbuf_output(&blocks, unseen, sizeof(b), BPF_RB_NO_WAKEUP))	/* its completion was hidden */
+		count_lost(LOST_BLOCK);
 	submitter(&b);
 	describe(&b, rq);
 	if (bpf_map_update_elem(&requests, &key, &b, BPF_ANY))

@@ -21,16 +21,18 @@ def demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+OF_THE_MACHINE = "disk requests were never seen to complete"
+"""What may be missing through no fault of the recorder: some hosts hide what interrupts an idle CPU."""
+
+
 def test_the_demo_records_diagnoses_and_draws_and_never_overwrites(tmp_path: Path) -> None:
     done = demo(tmp_path)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"demo.perfscope", "demo.html"}
     info = json.loads((tmp_path / "demo.perfscope" / "session.json").read_text())
-    assert {name: info["collectors"][name]["status"] for name in ("ebpf", "pyspy", "jfr")} == {
-        "ebpf": "ok",
-        "pyspy": "ok",
-        "jfr": "ok",
-    }
+    for name in ("ebpf", "pyspy", "jfr"):
+        report = info["collectors"][name]
+        assert report["status"] == "ok" or (name == "ebpf" and OF_THE_MACHINE in report["why"]), report
     frames = Session.open(tmp_path / "demo.perfscope").table("frames").to_pylist()
     python = {Path(frame["file"]).name for frame in frames if frame["layer"] == "python" and frame["file"]}
     assert {"engine.py", "server.py"} <= python

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -91,8 +92,8 @@ def ran(pid: int) -> bool:
 def no_cpu_idles() -> Iterator[None]:
     """Keeps each CPU busy with what yields to everything else.
 
-    A disk's completion interrupts whatever runs. What interrupts the idle task is hidden from perf events by some
-    kernels, so that the perf backend can't see it (it says how many requests stayed open); BPF programs see it.
+    A disk's completion interrupts whatever runs. What interrupts the idle task is hidden by some hosts, so that no
+    backend can see it (each says how many requests stayed open).
     """
     spin = "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile os.getppid() != 1: pass"
     spinners = [subprocess.Popen([sys.executable, "-c", spin]) for _ in os.sched_getaffinity(0)]
@@ -135,7 +136,7 @@ def record(tmp_path: Path, argv: list[str], *backends: str) -> dict[str, tuple[E
 
 def record_whole(tmp_path: Path, argv: list[str], *backends: str) -> dict[str, tuple[EbpfCollector, Session]]:
     """A recording at which the kernel skipped no probe. Where it did, the recording has to say so, and is repeated."""
-    for attempt in range(12):
+    for attempt in range(40):
         directory = tmp_path / str(attempt)
         directory.mkdir()
         recorded = record(directory, argv, *backends)
@@ -143,7 +144,7 @@ def record_whole(tmp_path: Path, argv: list[str], *backends: str) -> dict[str, t
         if all(report.status == "ok" for report in reports):
             return recorded
         whys = [str(report.why) for report in reports if report.status != "ok"]
-        assert all("missed" in why or "gaps" in why for why in whys), whys
+        assert all(re.search("missed|gaps|never seen to complete", why) for why in whys), whys
     raise AssertionError(f"no whole run: {whys}")
 
 
@@ -177,7 +178,7 @@ def test_all_backends_tell_the_same(tmp_path: Path) -> None:
     """Three backends watch one run. Only their time stamps may differ, by the microseconds between their probes."""
     argv = [sys.executable, "-c", MIXED, str(tmp_path / "file")]
     whole: set[int] = set()
-    for attempt in range(12):
+    for attempt in range(40):
         directory = tmp_path / str(attempt)
         directory.mkdir()
         recorded = record(directory, argv, *BACKENDS)
@@ -186,13 +187,16 @@ def test_all_backends_tell_the_same(tmp_path: Path) -> None:
         if len(whole) >= 6 and not any(ebpf.report.lost_events for ebpf, _ in recorded.values()):
             break
     else:
-        raise AssertionError("the kernel skipped probes in every run")
+        raise AssertionError({name: (ebpf.report.why, len(complete(s))) for name, (ebpf, s) in recorded.items()})
     sessions = {name: session for name, (_, session) in recorded.items()}
     times = ("off_ns", "wake_ns", "on_ns")
     sched = {
         name: [row for row in rows(s, "sched", ("tid", "off_ns"), times) if row[1] in whole]
         for name, s in sessions.items()
     }
+    # A CPU that the hypervisor took away fires no event: libbpf alone learns of it, from the scheduler's run times.
+    stolen = [row for row in sched["libbpf"] if row[2] == "R" and row[4] is not None and row[5] is None]
+    sched["libbpf"] = [row for row in sched["libbpf"] if row not in stolen]
     assert len(sched["libbpf"]) > 20
     assert sched["libbpf"] == sched["bcc"] == sched["perf"]
     waits = {name: rows(s, "waits", ("tid", "start_ns"), ("start_ns", "end_ns")) for name, s in sessions.items()}
@@ -248,6 +252,40 @@ def not_charged() -> int:
     return sum(map(int, fields[6:9])) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
+SHORT_RUNS = """
+import os, sys, threading
+ends = [os.pipe() for _ in range(2)]
+done, end = threading.Barrier(3), threading.Event()
+def pass_on(me):
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[-me]})
+    for _ in range(20_000):
+        if me == 0: os.write(ends[0][1], b"x")
+        os.read(ends[me - 1][0], 1)
+        if me == 1: os.write(ends[1][1], b"x")
+    done.wait()
+    end.wait()
+threads = [threading.Thread(target=pass_on, args=(me,)) for me in range(2)]
+for t in threads: t.start()
+done.wait()
+os.sched_yield()
+with open(sys.argv[1], "w") as file:
+    for t in threads:
+        print(t.native_id, open(f"/proc/self/task/{t.native_id}/schedstat").read().split()[0], file=file)
+end.set()
+"""
+
+
+def test_cpu_time_of_short_runs_is_the_schedulers(tmp_path: Path) -> None:
+    """20,000 runs of some 10 us of each of two threads, on a CPU each that idles between them: what the scheduler charges
+    for a switch, from before its event, is a tenth of their CPU time."""
+    recorded = record_whole(tmp_path, [sys.executable, "-c", SHORT_RUNS, str(tmp_path / "accounts")], "libbpf")
+    ((_, session),) = recorded.values()
+    for line in (tmp_path / "accounts").read_text().splitlines():
+        tid, charged = map(int, line.split())
+        assert session.table("sched").filter(pc.field("tid") == tid).num_rows > 10_000
+        assert cpu_by_sched(session, tid) == pytest.approx(charged, rel=0.02)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_cpu_time_of_running_threads_is_the_schedulers(tmp_path: Path, backend: str) -> None:
     """Attached to a running process: threads that run, that mostly sleep, and that sleep from before to after."""
@@ -276,7 +314,8 @@ def test_cpu_time_of_running_threads_is_the_schedulers(tmp_path: Path, backend: 
                 continue
             expected = thread["cpu_ns"]
             ticks = 20_000_000  # schedstat of a running thread is a tick behind, at either end
-            assert abs(cpu_by_sched(session, thread["tid"]) - expected) <= 0.02 * expected + ticks + elsewhere
+            slack = ticks if backend == "libbpf" else ticks + elsewhere
+            assert abs(cpu_by_sched(session, thread["tid"]) - expected) <= 0.02 * expected + slack
         sleeper = max(threads, key=lambda t: -t["cpu_ns"])
         rows_of_it = [r for r in session.table("sched").to_pylist() if r["tid"] == sleeper["tid"]]
         if sleeper["sched_complete"]:
