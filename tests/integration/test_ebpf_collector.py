@@ -184,7 +184,8 @@ def test_all_backends_tell_the_same(tmp_path: Path) -> None:
         recorded = record(directory, argv, *BACKENDS)
         # A thread with a switch that fired no event counts as incomplete where that can't be restored.
         whole = set.intersection(*(complete(session) for _, session in recorded.values()))
-        if len(whole) >= 6 and not any(ebpf.report.lost_events for ebpf, _ in recorded.values()):
+        seen = [tid for tid in recorded["libbpf"][1].table("sched").column("tid").to_pylist() if tid in whole]
+        if len(whole) >= 6 and len(seen) > 20 and not any(ebpf.report.lost_events for ebpf, _ in recorded.values()):
             break
     else:
         raise AssertionError({name: (ebpf.report.why, len(complete(s))) for name, (ebpf, s) in recorded.items()})
@@ -197,7 +198,7 @@ def test_all_backends_tell_the_same(tmp_path: Path) -> None:
     # A CPU that the hypervisor took away fires no event: libbpf alone learns of it, from the scheduler's run times.
     stolen = [row for row in sched["libbpf"] if row[2] == "R" and row[4] is not None and row[5] is None]
     sched["libbpf"] = [row for row in sched["libbpf"] if row not in stolen]
-    assert len(sched["libbpf"]) > 20
+    assert len(sched["libbpf"]) > 15
     assert sched["libbpf"] == sched["bcc"] == sched["perf"]
     waits = {name: rows(s, "waits", ("tid", "start_ns"), ("start_ns", "end_ns")) for name, s in sessions.items()}
     assert len(waits["libbpf"]) > 3
