@@ -114,17 +114,19 @@ def align(elapsed: I64, readings: I64, earliest_us: int, latest_us: int) -> list
         fits = (at < len(elapsed)) & (elapsed[np.minimum(at, len(elapsed) - 1)] <= readings - zero + FITS_US)
         good = int(np.argmin(np.append(fits, False)))
         if good == len(readings) or readings[good] - zero > elapsed[-1] + FITS_US:
-            return [*pieces, Piece(first, len(elapsed), zero)]
-        if good == 0:
-            break
-        end = int(at[good - 1]) + 1
-        pieces.append(Piece(first, end, zero))
-        readings = readings[good:]
-        if end >= len(elapsed):
-            break
-        zero = _zero(elapsed[end:], readings[:_TOGETHER], zero - _APART_US, zero + _APART_US, near=zero)
-        if zero is not None:
-            first = end + int(np.searchsorted(elapsed[end:], readings[0] - zero - FITS_US))
+            return [*pieces, Piece(first, len(elapsed), zero)]  # the last look may be in austin's memory alone
+        end, known = first, zero
+        if good:
+            end = int(at[good - 1]) + 1
+            pieces.append(Piece(first, end, zero))
+        zero, readings = None, readings[good:]
+        while zero is None and len(readings):
+            bounds = known - _APART_US, known + _APART_US
+            zero = _zero(elapsed[end:], readings[:_TOGETHER], *bounds, near=known)
+            if zero is None:
+                readings = readings[1:]  # two shifts between three readings: it fits nothing else
+            else:
+                first = end + int(np.searchsorted(elapsed[end:], readings[0] - zero - FITS_US))
     return pieces
 
 

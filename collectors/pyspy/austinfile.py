@@ -4,9 +4,10 @@
 
 The number is the time since the process's look before, and the same for all threads of a look, so that its sum over the
 looks is the time since the sampler's start (measured: equal to its own stamps to the microsecond). A look isn't marked:
-the next one begins where the number changes, or where a thread comes again. A thread also comes again within one look
-when the list of threads changed while austin walked along it; then the walk hadn't reached its end before, the oldest
-thread, which stands last. `:INVALID:` is a stack that could not be read, sometimes of a thread that never was.
+the next one begins where the number changes, or after the oldest thread, which stands last. (Not where a thread comes
+again: that happens within a look, too, when the list of threads changes while austin walks along it.) A thread without
+frames is one that only just begins, often still under the id of the thread that started it: no look at anything.
+`:INVALID:` is a stack that could not be read, now and then of a thread that never was.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MAX_LINE = 1 << 20
 MAX_TID = 1 << 22
 """The kernel's PID_MAX_LIMIT: what is larger was read from a dying thread's memory."""
 UNREAD = -2
-"""Stands for the stack of a look that failed; ROOT is a thread that runs no Python code."""
+"""Stands for the stack of a look that failed."""
 _THREAD = re.compile(rb"P(\d{1,10});T(?:\d{1,10}:)?(\d{1,20})$")
 _FRAME = re.compile(r"(.*):([^:]*|<.*>):(\d{1,9})$", re.DOTALL)
 _META = re.compile(rb"# (austin|interval|mode|duration): (\S+)")
@@ -39,29 +40,36 @@ _CACHE = 200_000
 
 @dataclass
 class Look:
-    """Looks of one process. elapsed: int64[n], microseconds from its first moment to each look. rows: of its lines."""
+    """Looks of one process. elapsed: microseconds from its first moment to each look. The others: an entry a line."""
 
     elapsed: array[int] = field(default_factory=lambda: array("q"))
     thread: array[int] = field(default_factory=lambda: array("i"))
     stack: array[int] = field(default_factory=lambda: array("i"))
     look: array[int] = field(default_factory=lambda: array("i"))
     _delta: int = -1
-    _seen: set[int] = field(default_factory=set)
     _latest: int = -1
+    _latest_before: int = -1
     _oldest: int = -1
 
+    def advance(self, delta: int) -> None:
+        """A line with that number, whatever else it holds: where the number changes, the next look begins."""
+        if delta != self._delta:
+            self._next(delta)
+
     def add(self, thread: int, stack: int, delta: int) -> None:
-        """Takes one line."""
-        again = thread in self._seen and (self._oldest < 0 or self._latest == self._oldest)
-        if delta != self._delta or again:
-            self.elapsed.append((self.elapsed[-1] if self.elapsed else 0) + delta)
-            self._delta, self._oldest = delta, self._latest
-            self._seen.clear()
-        self._seen.add(thread)
+        """Takes a thread's line. It is the next look's, too, where the walk so far was complete."""
+        if delta != self._delta or self._latest == self._oldest:
+            self._next(delta)
         self._latest = thread
         self.thread.append(thread)
         self.stack.append(stack)
         self.look.append(len(self.elapsed) - 1)
+
+    def _next(self, delta: int) -> None:
+        self.elapsed.append((self.elapsed[-1] if self.elapsed else 0) + delta)
+        if self._latest == self._latest_before or self._oldest < 0:  # last twice in a row, or in the first look
+            self._oldest = self._latest
+        self._delta, self._latest_before, self._latest = delta, self._latest, -1
 
 
 @dataclass
@@ -90,7 +98,7 @@ class _Reader:
     def __init__(self, stacks: StackTable) -> None:
         self.stacks = stacks
         self.result = AustinFile()
-        self._threads: dict[bytes, tuple[Look, int] | None] = {}
+        self._threads: dict[bytes, tuple[Look, int | None] | None] = {}
         self._keys: dict[ThreadKey, int] = {}
         self._texts: dict[bytes, int] = {}
         self._frames: dict[str, int | None] = {}
@@ -110,9 +118,15 @@ class _Reader:
         if not number.isdigit() or len(number) > 15:
             self.result.lost_lines += 1
             return
-        self.result.lines += 1
+        delta = int(number)
         if place is None:
+            self.result.lost_lines += 1
+            return
+        self.result.lines += 1
+        look, index = place
+        if index is None:
             self.result.invalid += 1
+            look.advance(delta)
             return
         stack = self._texts.get(text)
         if stack is None:
@@ -120,8 +134,11 @@ class _Reader:
             if len(self._texts) >= _CACHE:
                 self._texts.clear()
             self._texts[text] = stack
+        if stack == ROOT:
+            look.advance(delta)
+            return
         self.result.invalid += stack == UNREAD
-        place[0].add(place[1], stack, int(number))
+        look.add(index, stack, delta)
 
     def _other(self, line: bytes) -> None:
         if (meta := _META.match(line)) is not None:
@@ -129,11 +146,13 @@ class _Reader:
         elif line.strip() and not line.startswith(b"# "):
             self.result.lost_lines += 1
 
-    def _thread(self, name: bytes) -> tuple[Look, int] | None:
+    def _thread(self, name: bytes) -> tuple[Look, int | None] | None:
         match = _THREAD.match(name)
-        if match is None or not 0 < int(match[2]) <= MAX_TID or not 0 < int(match[1]) <= MAX_TID:
+        if match is None or not 0 < int(match[1]) <= MAX_TID:
             return None
         key = int(match[1]), int(match[2])
+        if not 0 < key[1] <= MAX_TID:
+            return self.result.looks.setdefault(key[0], Look()), None
         if key not in self._keys:
             self._keys[key] = len(self._keys)
             self.result.threads.append(key)
