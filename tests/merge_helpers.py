@@ -69,7 +69,7 @@ class Sessions:
                     row["stack_id"] = ids[row["stack_id"]]
                 filled.append(row)
             writer.append(table, filled)
-        info = SessionInfo(start_ns=start_ns, stop_ns=max((t.get("end_ns", 0) for t in threads), default=0))
+        info = SessionInfo(start_ns=start_ns, stop_ns=max((t.get("end_ns", 0) for t in threads), default=start_ns))
         for source, resolution in (clocks or {}).items():
             info.clocks[source] = ClockMap("test", 0, 0, resolution_ns=resolution)
         return Session.open(writer.finish(info))
@@ -151,12 +151,18 @@ def _sample_rows(samples: list[Row], reach: int) -> list[tuple[int, int, Row]]:
     return rows
 
 
-def _look_at(rows: list[tuple[int, int, Row]], time: int) -> str:
+def _sample_at(rows: list[tuple[int, int, Row]], time: int) -> Row | None:
+    """The sample that started last, if it hasn't ended."""
     started = [(start, i) for i, (start, _, _) in enumerate(rows) if start <= time]
     if not started:
-        return ""
+        return None
     _, end, sample = rows[max(started)[1]]
-    if time >= end:
+    return sample if time < end else None
+
+
+def _look_at(rows: list[tuple[int, int, Row]], time: int) -> str:
+    sample = _sample_at(rows, time)
+    if sample is None:
         return ""
     return "[torn stack]" if sample["torn"] else _text(sample["stack_id"])
 
@@ -247,7 +253,7 @@ def reference(thread: Row, tables: Mapping[str, list[Row]], reach: int) -> list[
             t: o is not None and told[o][0] in (SLEEP, LOCK, DISK) for t, o in zip(range(low, high), owner, strict=True)
         }
         running, running_reach = _running_looks(looks, off), reach // REACH_PERIODS * RUNNING_REACH_PERIODS
-        watched = [any(start <= t < end for start, end, _ in looks) for t in range(low, high)]
+        watched = [_sample_at(looks, t) is not None for t in range(low, high)]
         found = [
             (base[0], _nearest_look(running, t, running_reach) if watched[t - low] else "") for t in range(low, high)
         ]

@@ -110,7 +110,7 @@ def _gather(session: Session, from_ns: int | None, to_ns: int | None) -> Facts:
     merge = Merge(session, infos)
     attribution = Attribution(session, edges)
     parts = []
-    for number, slices in enumerate(merge.slices()):
+    for number, slices in merge.parts():
         parts.append(_add_up(slices, edges, number))
         attribution.look(infos[number], slices, partial(merge.sources.samples.rows, number))
     thread, stack, state, window, ns = (
@@ -128,7 +128,7 @@ def _gather(session: Session, from_ns: int | None, to_ns: int | None) -> Facts:
 
 
 def _add_up(slices: ThreadSlices, edges: Ints, number: int) -> tuple[npt.NDArray[np.int64], ...]:
-    """thread, stack, state, window and ns of one thread's slices."""
+    """thread, stack, state, window and ns of slices of one thread."""
     windows = len(edges) - 1
     if not len(slices.start_ns) or windows < 1:
         none = np.empty(0, np.int64)

@@ -135,10 +135,13 @@ class Attribution:
             )
 
     def look(self, info: ThreadInfo, slices: ThreadSlices, samples: Callable[[], Columns]) -> None:
-        """Takes in the slices of one thread, and its samples (see Sources.samples) if they are needed."""
+        """Takes in slices of a thread, part after part of its time, and its samples (see Sources.samples) if needed."""
         key = int(thread_keys(info.pid, info.tid))
-        for start, end, launch_stack, device in self._gaps.pop(key, ()):
-            self._host_part(key, start, end, launch_stack, int(device[0]) if len(device) else 0, slices)
+        if key in self._gaps and len(slices.start_ns):
+            until = slices.end_ns[-1]
+            for start, end, launch_stack, device in (gaps := self._gaps.pop(key)):
+                self._host_part(key, start, np.minimum(end, until), launch_stack, int(device[0]), slices)
+            self._gaps[key] = [(np.maximum(start, until), end, *rest) for start, end, *rest in gaps]
         for rows, window, ns in self._open.pop(key, ()):
             self._statistical(key, rows, window, ns, samples())
 
@@ -282,7 +285,7 @@ class Attribution:
         """All of it, once every thread has passed by; None if there was no GPU activity."""
         if not len(self.activity) or len(self.edges) < 2:
             return None
-        for key in list(self._gaps):  # of threads that the session doesn't list
+        for key in list(self._gaps):  # of threads that the session doesn't list, or beyond the time it observed them
             for start, end, launch_stack, device in self._gaps.pop(key):
                 self._host_part(key, start, end, launch_stack, int(device[0]), None)
         for key in list(self._open):

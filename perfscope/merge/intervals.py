@@ -53,8 +53,9 @@ def nonempty(start: Ints, end: Ints, row: npt.NDArray[np.intp]) -> Intervals:
 
 def clip(intervals: Intervals, low: int, high: int) -> Intervals:
     """The parts of the intervals that lie in [low, high)."""
-    start, end = np.clip(intervals.start, low, high), np.clip(intervals.end, low, high)
-    return nonempty(start, end, intervals.row)
+    near = slice(np.searchsorted(intervals.end, low, "right"), np.searchsorted(intervals.start, high))
+    start, end, row = (column[near] for column in intervals)
+    return nonempty(np.clip(start, low, high), np.clip(end, low, high), row)
 
 
 def row_at(intervals: Intervals, times: Ints) -> npt.NDArray[np.intp]:

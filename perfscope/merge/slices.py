@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,21 @@ class ThreadSlices:
     end_ns: npt.NDArray[np.int64]
     stack_id: npt.NDArray[np.int32]
     state: npt.NDArray[np.uint8]
+
+
+def joined(parts: Sequence[ThreadSlices]) -> ThreadSlices:
+    """One from parts of a thread's time that follow each other; slices that a border had cut in two are whole again."""
+    filled = [part for part in parts if len(part.start_ns)]
+    if len(filled) < 2:
+        return filled[0] if filled else parts[0]
+    start, stack, state = (np.concatenate([getattr(p, n) for p in filled]) for n in ("start_ns", "stack_id", "state"))
+    first = np.cumsum([len(part.start_ns) for part in filled])[:-1]
+    keep = np.ones(len(start), bool)
+    keep[first] = (stack[first] != stack[first - 1]) | (state[first] != state[first - 1])
+    start, stack, state = start[keep], stack[keep], state[keep]
+    return replace(
+        filled[0], start_ns=start, end_ns=np.append(start[1:], filled[-1].end_ns[-1]), stack_id=stack, state=state
+    )
 
 
 STATE_LABELS = {

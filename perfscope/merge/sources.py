@@ -23,6 +23,8 @@ _WAIT_OF_STATE = {"R": RUNNABLE, "D": DISK, "T": STOPPED, "t": STOPPED}
 class Sources:
     """Grouped tables of some threads (`infos`, ordered by pid and tid), and what holds for whole processes.
 
+    Times are bounded but where NEVER stands for null.
+
     sched: off, wake, on (NEVER for null), wait (the state while blocked; SLEEP if only the cause can tell), waker,
         newborn.
     samples: time, duration (both NEVER for null), stack, torn, count, period (0: the GIL sampler's, which saw only
@@ -77,8 +79,8 @@ def _keys_of(session: Session, table: str) -> npt.NDArray[np.int64]:
 
 def _sched(piece: pa.Table) -> Columns:
     return {
-        "off": piece["off_ns"].to_numpy(),
-        "wake": filled(piece["wake_ns"], NEVER),
+        "off": bounded(piece["off_ns"].to_numpy()),
+        "wake": bounded(filled(piece["wake_ns"], NEVER)),
         "on": filled(piece["on_ns"], NEVER),
         "wait": codes(piece["state"], lambda s: _WAIT_OF_STATE.get(s[:1], SLEEP), SLEEP).astype(np.uint8),
         "waker": filled(piece["waker_tid"], -1),
@@ -88,8 +90,8 @@ def _sched(piece: pa.Table) -> Columns:
 
 def _waits(piece: pa.Table) -> Columns:
     return {
-        "start": piece["start_ns"].to_numpy(),
-        "end": filled(piece["end_ns"], NEVER),
+        "start": bounded(piece["start_ns"].to_numpy()),
+        "end": bounded(filled(piece["end_ns"], NEVER)),
         "gil": codes(piece["kind"], lambda s: s == "gil") == 1,
         "lock": codes(piece["kind"], lambda s: s == "futex") == 1,
     }
@@ -99,8 +101,8 @@ def _block_io(piece: pa.Table) -> Columns:
     read = codes(piece["operation"], lambda s: s == "read") == 1
     flush = codes(piece["operation"], lambda s: waits.may_sleep_for(s, "")) == 1
     return {
-        "start": piece["start_ns"].to_numpy(),
-        "end": filled(piece["complete_ns"], NEVER),
+        "start": bounded(piece["start_ns"].to_numpy()),
+        "end": bounded(filled(piece["complete_ns"], NEVER)),
         "waited": np.where(
             read,
             codes(piece["flags"], lambda s: waits.may_sleep_for("read", s)) == 1,
@@ -153,5 +155,5 @@ def disjoint(columns: Columns, keep: npt.NDArray[np.bool_] | None = None) -> Int
         none: Ints = np.empty(0, np.int64)
         return Intervals(none, none, np.empty(0, np.intp))
     rows = np.arange(len(columns["start"])) if keep is None else np.flatnonzero(keep)
-    found = earliest_wins(bounded(columns["start"][rows]), bounded(columns["end"][rows]))
+    found = earliest_wins(columns["start"][rows], columns["end"][rows])
     return found._replace(row=rows[found.row])

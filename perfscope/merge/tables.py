@@ -93,7 +93,7 @@ def matches(pattern: str | None, name: str | None, tid: int | None) -> bool:
 
 
 class Grouped:
-    """Rows of one table by thread. Holds only the rows of the given threads; `rows(i)` are those of thread i."""
+    """Rows of one table by thread and time. Holds those of the given threads only; `rows(i)` are of thread i."""
 
     def __init__(
         self,
@@ -103,13 +103,17 @@ class Grouped:
         convert: Callable[[pa.Table], Columns],
         keys: npt.NDArray[np.int64],
     ) -> None:
-        """`convert` turns a piece of the table into arrays of equal length; `keys`: ascending, see thread_keys.
+        """`convert` turns a piece of the table into arrays of equal length, the first of which is the time.
 
-        Rows of a null pid or tid are left out. `unlisted` counts the rows of other threads.
+        keys: ascending, see thread_keys. Rows of a null pid or tid are left out. `unlisted` counts those of other
+        threads.
         """
-        parts: list[Columns] = []
-        indices = []
+        self._columns: Columns = {}
         self.unlisted = 0
+        most = session.rows(table)
+        # 16-bit keys sort in linear time
+        indices = np.empty(most, np.uint16 if len(keys) < 1 << 16 else np.int64)
+        count = 0
         for piece in session.batches(table, ["pid", "tid", *columns]):
             known = pc.and_(pc.is_valid(piece["pid"]), pc.is_valid(piece["tid"]))
             if not pc.all(known).as_py() and piece.num_rows:
@@ -118,30 +122,28 @@ class Grouped:
             index = np.searchsorted(keys, key)
             listed = np.zeros(len(key), bool) if not len(keys) else keys[np.minimum(index, len(keys) - 1)] == key
             self.unlisted += int(len(key) - np.count_nonzero(listed))
-            converted = convert(piece)
-            if listed.all():
-                parts.append(converted)
-            else:
-                parts.append({name: values[listed] for name, values in converted.items()})
-                index = index[listed]
-            # 16-bit keys sort in linear time
-            indices.append(index.astype(np.uint16 if len(keys) < 1 << 16 else np.int64))
-        self._columns = {name: _joined(parts, name) for name in (list(parts[0]) if parts else [])}
-        index = np.concatenate(indices) if indices else np.empty(0, np.uint16)
-        self._order = np.argsort(index, kind="stable").astype(np.uint32 if len(index) < 1 << 32 else np.int64)
-        self._first = np.concatenate([[0], np.cumsum(np.bincount(index, minlength=len(keys)))])
+            found = slice(count, count + int(np.count_nonzero(listed)))
+            count = found.stop
+            indices[found] = index[listed]
+            for name, values in convert(piece).items():
+                if name not in self._columns:
+                    self._columns[name] = np.empty(most, values.dtype)
+                self._columns[name][found] = values[listed]
+        self._first = np.concatenate([[0], np.cumsum(np.bincount(indices[:count], minlength=len(keys)))])
+        order = np.argsort(indices[:count], kind="stable")
+        for name, values in self._columns.items():
+            self._columns[name] = values[order]
+        del indices, order
+        for thread in range(len(keys)):
+            rows = self.rows(thread)
+            order = np.argsort(next(iter(rows.values()), self._first[:0]), kind="stable")
+            for values in rows.values():
+                values[:] = values[order]
 
     def rows(self, thread: int) -> Columns:
-        """Columns of one thread's rows, in the table's order; an empty dict if it has none."""
-        order = self._order[self._first[thread] : self._first[thread + 1]]
-        return {} if not len(order) else {name: values[order] for name, values in self._columns.items()}
-
-
-def _joined(parts: list[Columns], name: str) -> npt.NDArray[Any]:
-    whole = np.concatenate([part[name] for part in parts])
-    for part in parts:  # frees the pieces column by column, so that at no time all is there twice
-        del part[name]
-    return whole
+        """Columns of one thread's rows, by time, then in the table's order; an empty dict if it has none."""
+        rows = slice(self._first[thread], self._first[thread + 1])
+        return {} if rows.start == rows.stop else {name: values[rows] for name, values in self._columns.items()}
 
 
 def filled(column: pa.ChunkedArray, value: int) -> npt.NDArray[Any]:

@@ -6,8 +6,10 @@ the CPU, so such a stretch has one stack, and a blocked one has one cause: those
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +21,27 @@ from perfscope.merge.intervals import (
     Ints,
     bounded,
     clip,
-    earliest_wins,
     index_at_bounds,
     latest_wins,
     nonempty,
     row_at,
 )
-from perfscope.merge.slices import DISK, GC, GIL, GPU_SYNC, LOCK, RUNNABLE, RUNNING, SLEEP, TORN, UNKNOWN, ThreadSlices
+from perfscope.merge.slices import (
+    DISK,
+    GC,
+    GIL,
+    GPU_SYNC,
+    LOCK,
+    RUNNABLE,
+    RUNNING,
+    SLEEP,
+    TORN,
+    UNKNOWN,
+    ThreadSlices,
+    joined,
+)
 from perfscope.merge.sources import Sources, disjoint
+from perfscope.merge.stretches import InForce, stretches
 from perfscope.merge.tables import NEVER, Columns, ThreadInfo, matches, thread_keys, threads
 from perfscope.model.session import Session
 from perfscope.model.stacks import ROOT, Frame, StackTable
@@ -50,11 +65,13 @@ PAUSE_LEAD_NS = 1_000_000
 def slices_of(session: Session, *, thread: str | None = None) -> Iterator[ThreadSlices]:
     """Slices of every thread, or of those whose name or tid the shell-style pattern `thread` meets, by pid and tid.
 
-    Loads each table once, without what the merge doesn't need, and holds the slices of one thread at a time.
+    Loads each table once, without what the merge doesn't need, and holds the slices of one thread at a time; to hold
+    those of a part of its time only, see Merge.parts.
     Adds the frame "[torn stack]" to `session.stacks`. Raises SessionError for a damaged table.
     """
     chosen = [info for info in threads(session) if matches(thread, info.name, info.tid)]
-    yield from Merge(session, chosen).slices()
+    for _, parts in groupby(Merge(session, chosen).parts(), lambda part: part[0]):
+        yield joined([slices for _, slices in parts])
 
 
 def torn_stack(stacks: StackTable) -> int:
@@ -77,6 +94,18 @@ class _Looks:
     time_stack: npt.NDArray[np.int32]
 
 
+@dataclass(frozen=True)
+class _Blocked:
+    """Stretches off the CPU in [low, high), a part of a thread's time: blocked by `cause` until `wake`."""
+
+    low: int
+    high: int
+    spans: Intervals
+    wake: Ints
+    cause: npt.NDArray[np.uint8]
+    stack: npt.NDArray[np.int32]
+
+
 class Merge:
     """The merge of some threads. unlisted_sched_rows: scheduler records of none of them, so in no slice."""
 
@@ -89,44 +118,54 @@ class Merge:
         self.unlisted_sched_rows = self.sources.sched.unlisted
         self._futex_states: dict[int, int] = {}
 
-    def slices(self) -> Iterator[ThreadSlices]:
-        """Slices of each thread, in their order."""
+    def parts(self) -> Iterator[tuple[int, ThreadSlices]]:
+        """Number of a thread and slices of a part of its time: the threads in their order, each with one at least."""
         for number, info in enumerate(self.infos):
-            yield self.syncs.cut(number, self._thread(number, info), self.stacks)
+            looks = self._looks(number)
+            running = _RunningLooks(looks) if info.sched_complete else None
+            undecided: deque[_Blocked] = deque()
+            for latest in self._blocked(number, info, looks):
+                undecided.append(latest)
+                if running:
+                    running.leave_out(latest)
+                while undecided and (not running or undecided[0].high + running.reach <= latest.high):
+                    yield number, self._slices(number, undecided.popleft(), looks, running)
+            for part in undecided:
+                yield number, self._slices(number, part, looks, running)
 
-    def _thread(self, number: int, info: ThreadInfo) -> ThreadSlices:
-        jvm = self.sources.jvm.rows(number)
-        futexes = self.sources.waits.rows(number)
-        off = self.sources.sched.rows(number)
+    def _slices(self, number: int, part: _Blocked, looks: _Looks, running: _RunningLooks | None) -> ThreadSlices:
+        seen = running.nearest(part.low, part.high) if running else looks.spans
+        return self.syncs.cut(number, _cut(self.infos[number], part, seen, looks), self.stacks)
+
+    def _blocked(self, number: int, info: ThreadInfo, looks: _Looks) -> Iterator[_Blocked]:
+        sources = self.sources
+        off = sources.sched.rows(number)
         if not off:
-            off = _off_cpu_by_events(*(({}, {}) if info.sched_complete else (jvm, futexes)))
-        looks = self._looks(number)
-
-        spans = clip(earliest_wins(*_off_cpu(off, info.start_ns)), info.start_ns, info.end_ns)
-        wake = np.clip(bounded(off["wake"][spans.row]), spans.start, spans.end)
-        blocked_middle = spans.start + (wake - spans.start) // 2
-        stack = self._off_stacks(spans, looks)
-        if jvm:
-            events = disjoint(jvm, (jvm["state"] >= 0) & (jvm["stack"] != ROOT))
-            event = row_at(events, blocked_middle)
-            stack = np.where(event >= 0, jvm["stack"][event], stack)
-        cause = off["wait"][spans.row]
-        asleep = np.flatnonzero((cause == SLEEP) & (wake > spans.start))
-        cause[asleep] = self._causes(
-            number, info, jvm, futexes, spans.start[asleep], blocked_middle[asleep], stack[asleep],
-            off["waker"][spans.row[asleep]],
-        )  # fmt: skip
-        seen = looks.spans
-        if info.sched_complete:
-            willing = np.isin(cause, (SLEEP, LOCK, DISK))
-            seen = _running_looks(looks, Intervals(*(column[willing] for column in spans)))
-        return _cut(info, spans, wake, cause, stack, seen, looks)
+            known = ({}, {}) if info.sched_complete else (sources.jvm.rows(number), sources.waits.rows(number))
+            off = _off_cpu_by_events(*known)
+        jvm_events, waits, requests = (InForce(t.rows(number)) for t in (sources.jvm, sources.waits, sources.block_io))
+        for part in stretches(off, info.start_ns, info.end_ns):
+            spans, off = part.spans, part.off
+            jvm = jvm_events.until(part.high)
+            wake = np.clip(off["wake"][spans.row], spans.start, spans.end)
+            blocked_middle = spans.start + (wake - spans.start) // 2
+            stack = self._off_stacks(spans, looks)
+            if jvm:
+                events = disjoint(jvm, (jvm["state"] >= 0) & (jvm["stack"] != ROOT))
+                event = row_at(events, blocked_middle)
+                stack = np.where(event >= 0, jvm["stack"][event], stack)
+            cause = off["wait"][spans.row]
+            asleep = np.flatnonzero((cause == SLEEP) & (wake > spans.start))
+            cause[asleep] = self._causes(
+                number, info, jvm, waits.until(part.high), requests.until(part.high),
+                spans.start[asleep], blocked_middle[asleep], stack[asleep], off["waker"][spans.row[asleep]],
+            )  # fmt: skip
+            yield _Blocked(part.low, part.high, spans, wake, cause, stack)
 
     def _looks(self, number: int) -> _Looks:
         rows = self.sources.samples.rows(number)
         if rows:
-            keep = np.flatnonzero((rows["time"] != NEVER) & (rows["period"] > 0))
-            keep = keep[np.argsort(rows["time"][keep], kind="stable")]
+            keep = (rows["time"] != NEVER) & (rows["period"] > 0)
             rows = {name: values[keep] for name, values in rows.items()}
         else:
             rows = {n: np.empty(0, np.int64) for n in ("time", "duration", "period", "stack", "torn", "count")}
@@ -162,6 +201,7 @@ class Merge:
         info: ThreadInfo,
         jvm: Columns,
         futexes: Columns,
+        requests: Columns,
         start: Ints,
         middle: Ints,
         stack: npt.NDArray[np.int32],
@@ -169,7 +209,6 @@ class Merge:
     ) -> npt.NDArray[np.uint8]:
         """State of stretches asleep that start at `start`; the strongest evidence in force at their middle decides."""
         cause = np.full(len(start), SLEEP, np.uint8)
-        requests = self.sources.block_io.rows(number)
         if requests:
             cause[row_at(disjoint(requests, requests["waited"]), middle) >= 0] = DISK
         if futexes:
@@ -204,20 +243,44 @@ class Merge:
         return cause
 
 
-def _running_looks(looks: _Looks, asleep: Intervals) -> Intervals:
-    """When each look that didn't find its thread asleep is the nearest such; rows index the looks.
+class _RunningLooks:
+    """The looks that didn't find their thread asleep; a row of several is taken apart, evenly over its time.
 
-    A row of several looks is taken apart, evenly over its time.
+    reach: ns, how far from a part a look may be that tells of it.
     """
-    row, length = looks.spans.row, looks.spans.end - looks.spans.start
-    most = np.minimum(length // np.maximum(looks.period[row] // 100, 1) + 1, max(_MOST_LOOKS // max(len(row), 1), 1))
-    count = np.clip(looks.count[row], 1, most)
-    index = np.repeat(np.arange(len(row)), count)
-    nth = np.arange(len(index)) - np.repeat(np.cumsum(count) - count, count)
-    time = looks.at[row[index]] + length[index] // count[index] * nth
-    running = np.flatnonzero(row_at(asleep, time) < 0)
-    owner = row[index[running]]
-    return nonempty(*_nearest(time[running], RUNNING_REACH_PERIODS * looks.period[owner]), owner)
+
+    def __init__(self, looks: _Looks) -> None:
+        row, length = looks.spans.row, looks.spans.end - looks.spans.start
+        most = np.minimum(
+            length // np.maximum(looks.period[row] // 100, 1) + 1, max(_MOST_LOOKS // max(len(row), 1), 1)
+        )
+        count = np.clip(looks.count[row], 1, most)
+        index = np.repeat(np.arange(len(row)), count)
+        nth = np.arange(len(index)) - np.repeat(np.cumsum(count) - count, count)
+        time = looks.at[row[index]] + length[index] // count[index] * nth
+        order = np.argsort(time, kind="stable")
+        self._time, self._row = time[order], row[index[order]]
+        self._reach = RUNNING_REACH_PERIODS * looks.period
+        self._running = np.ones(len(time), bool)
+        self.reach = int(self._reach.max(initial=0))
+
+    def leave_out(self, part: _Blocked) -> None:
+        """Takes out the looks of a part of the time that found the thread asleep by its own will."""
+        willing = np.isin(part.cause, (SLEEP, LOCK, DISK))
+        looks = slice(*np.searchsorted(self._time, (part.low, part.high)))
+        asleep = Intervals(*(column[willing] for column in part.spans))
+        self._running[looks] = row_at(asleep, self._time[looks]) < 0
+
+    def nearest(self, low: int, high: int) -> Intervals:
+        """When each look is the nearest one, in [low, high) at least; rows index the looks.
+
+        All parts up to `high` + reach must have been left out. A look further than two reaches away is no neighbour of
+        one that reaches into [low, high).
+        """
+        first, last = np.searchsorted(self._time, (low - 2 * self.reach, high + 2 * self.reach))
+        near = first + np.flatnonzero(self._running[first:last])
+        row = self._row[near]
+        return nonempty(*_nearest(self._time[near], self._reach[row]), row)
 
 
 def _joined(parts: Intervals) -> Intervals:
@@ -238,22 +301,6 @@ def _nearest(time: Ints, reach: Ints) -> tuple[Ints, Ints]:
     return start, end
 
 
-def _off_cpu(rows: Columns, thread_start: int) -> tuple[Ints, Ints]:
-    """Starts and ends of scheduler records.
-
-    One without an end lasts to the thread's next record: a thread id used again, or an event that was lost. A newborn
-    has not run before its first record, however long its parent took to let it go.
-    """
-    start, end = bounded(rows["off"]), bounded(rows["on"])
-    order = np.argsort(start, kind="stable")
-    if len(order):
-        followed = order[:-1][rows["on"][order[:-1]] == NEVER]
-        end[followed] = start[order[1:]][rows["on"][order[:-1]] == NEVER]
-        if rows["newborn"][order[0]]:
-            start[order[0]] = min(thread_start, int(start[order[0]]))
-    return start, end
-
-
 def _off_cpu_by_events(jvm: Columns, futexes: Columns) -> Columns:
     """Waits that a JVM or futex(2) tells of, in the shape of scheduler records: for a thread that has none."""
     starts, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
@@ -264,10 +311,12 @@ def _off_cpu_by_events(jvm: Columns, futexes: Columns) -> Columns:
     if futexes:
         starts.append(futexes["start"])
         ends.append(futexes["end"])
-    end = np.concatenate(ends)
+    start, end = np.concatenate(starts), np.concatenate(ends)
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
     count = len(end)
     return {
-        "off": np.concatenate(starts),
+        "off": start,
         "wake": end,
         "on": end,
         "wait": np.full(count, SLEEP, np.uint8),
@@ -276,20 +325,12 @@ def _off_cpu_by_events(jvm: Columns, futexes: Columns) -> Columns:
     }
 
 
-def _cut(
-    info: ThreadInfo,
-    spans: Intervals,
-    wake: Ints,
-    cause: npt.NDArray[np.uint8],
-    stack: npt.NDArray[np.int32],
-    seen: Intervals,
-    looks: _Looks,
-) -> ThreadSlices:
-    """Slices of one thread from its stretches off the CPU (spans) and the looks in force otherwise (seen).
+def _cut(info: ThreadInfo, part: _Blocked, seen: Intervals, looks: _Looks) -> ThreadSlices:
+    """Slices of a part of a thread's time from its stretches off the CPU and the looks in force otherwise (seen).
 
     Where no look at all is in force, nobody was watching, and nothing is claimed.
     """
-    low, high = info.start_ns, info.end_ns
+    low, high, spans, wake = part.low, part.high, part.spans, part.wake
     seen = clip(seen, low, high)
     watched = _joined(clip(looks.spans, low, high))
     samples = np.concatenate([seen.start, seen.end, watched.start, watched.end])
@@ -309,8 +350,8 @@ def _cut(
         index = index_at_bounds(spans.start, bounds)
         inside = np.flatnonzero((index >= 0) & (bounds < spans.end[index]))
         index = index[inside]
-        at[inside] = stack[index]
-        state[inside] = np.where(bounds[inside] < wake[index], cause[index], RUNNABLE)
+        at[inside] = part.stack[index]
+        state[inside] = np.where(bounds[inside] < wake[index], part.cause[index], RUNNABLE)
 
     new = np.ones(len(bounds), bool)
     new[1:] = (state[1:] != state[:-1]) | (at[1:] != at[:-1])

@@ -133,6 +133,17 @@ class Session:
         except (OSError, pa.ArrowException, KeyError, ValueError) as error:
             raise _unreadable(file, error) from None
 
+    def rows(self, name: str) -> int:
+        """Number of rows of one table. Raises SessionError as `table` does."""
+        file = self.path / "tables" / f"{name}.parquet"
+        try:
+            with _open_table(file) as stream, pq.ParquetFile(stream) as parquet:
+                rows = int(parquet.metadata.num_rows)
+                self._check_rows(name, rows)
+                return rows
+        except (OSError, pa.ArrowException, ValueError) as error:
+            raise _unreadable(file, error) from None
+
     def check(self) -> None:
         """Raises SessionError naming the first table that is missing, damaged or not of this session.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from merge_helpers import Row, Sessions, by_ns, frames_of, reference
+from merge_helpers import Row, Sessions, by_ns, frames_of, reference, tree_lines
 
 from perfscope.errors import SessionError
-from perfscope.merge import slices_of
+from perfscope.merge import CallTree, build_tree, slices_of, stretches
 from perfscope.merge.slices import (
     DISK,
     GC,
@@ -25,6 +27,7 @@ from perfscope.merge.slices import (
     STOPPED,
     UNKNOWN,
 )
+from perfscope.model.session import Session
 from perfscope.model.stacks import ROOT
 
 SPAN = 48
@@ -37,6 +40,14 @@ REACH = 5 * 2  # REACH_PERIODS x the resolution_ns given to the sources below
 def sessions() -> Iterator[Sessions]:
     with Sessions() as made:
         yield made
+
+
+@contextmanager
+def parts_of(rows: int) -> Iterator[None]:
+    """Merges with so many scheduler records at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stretches, "PART_ROWS", rows)
+        yield
 
 
 def table(columns: dict[str, st.SearchStrategy[object]], size: int) -> st.SearchStrategy[list[Row]]:
@@ -64,9 +75,18 @@ SAMPLES = st.lists(
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(sched=SCHED, waits=WAITS, block_io=REQUESTS, jvm_events=PAUSES, samples=SAMPLES, complete=st.booleans())
+@given(
+    sched=SCHED,
+    waits=WAITS,
+    block_io=REQUESTS,
+    jvm_events=PAUSES,
+    samples=SAMPLES,
+    complete=st.booleans(),
+    part_rows=st.sampled_from([1, 2, 3, stretches.PART_ROWS]),
+)
 def test_equals_the_merge_by_its_definition(
     sessions: Sessions,
+    part_rows: int,
     sched: list[Row],
     waits: list[Row],
     block_io: list[Row],
@@ -80,7 +100,8 @@ def test_equals_the_merge_by_its_definition(
     tables = {"sched": sched, "waits": waits, "block_io": block_io, "jvm_events": jvm_events, "samples": samples}
     own = {n: [r if n == "jvm_events" else {"tid": 7, **r} for r in rows] for n, rows in tables.items()}
     session = sessions.make(own, [thread], clocks={"jfr": 2, "pyspy": 2})
-    (slices,) = slices_of(session)
+    with parts_of(part_rows):
+        (slices,) = slices_of(session)
     assert by_ns(session, slices) == reference(thread, tables, REACH)
 
 
@@ -89,48 +110,64 @@ wild_null = st.one_of(st.none(), wild)
 TIDS = st.sampled_from([1, 2, 3, 99])
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    sched=table(
-        {"tid": TIDS, "off_ns": wild, "wake_ns": wild_null, "on_ns": wild_null, "state": st.text(max_size=2)}, 9
-    ),
-    waits=table({"tid": TIDS, "start_ns": wild, "end_ns": wild_null, "kind": st.sampled_from(["gil", "futex"])}, 9),
-    block_io=table({"tid": TIDS, "start_ns": wild, "complete_ns": wild_null, "flags": st.text(max_size=3)}, 5),
-    jvm_events=table(
-        {
-            "tid": st.one_of(st.none(), TIDS),
-            "time_ns": wild,
-            "duration_ns": wild,
-            "type": st.sampled_from(["GCPhasePause", "ThreadPark", "JavaMonitorEnter", "Other"]),
-            "stack_id": st.one_of(st.none(), st.integers(0, 4)),
-            "subject": st.one_of(st.none(), st.text(max_size=5)),
-        },
-        6,
-    ),
-    samples=table(
-        {
-            "tid": st.one_of(st.none(), TIDS),
-            "time_ns": wild_null,
-            "duration_ns": wild_null,
-            "stack_id": st.integers(0, 4),
-            "torn": st.booleans(),
-            "count": wild,
-            "source": st.sampled_from(["jfr", "pyspy", "pyspy-gil", "import"]),
-        },
-        9,
-    ),
-    spans=st.lists(st.tuples(wild, wild, st.booleans()), min_size=3, max_size=3),
-)
-def test_conserved_whatever_the_tables_hold(
-    sessions: Sessions, spans: list[tuple[int, int, bool]], **tables: list[Row]
-) -> None:
-    threads = [
+def tables_of(
+    time: st.SearchStrategy[int], time_or_null: st.SearchStrategy[int | None], state: st.SearchStrategy[str]
+) -> dict[str, st.SearchStrategy[list[Row]]]:
+    return {
+        "sched": table(
+            {"tid": TIDS, "off_ns": time, "wake_ns": time_or_null, "on_ns": time_or_null, "state": state}, 9
+        ),
+        "waits": table(
+            {"tid": TIDS, "start_ns": time, "end_ns": time_or_null, "kind": st.sampled_from(["gil", "futex"])}, 9
+        ),
+        "block_io": table(
+            {"tid": TIDS, "start_ns": time, "complete_ns": time_or_null, "flags": st.text(max_size=3)}, 5
+        ),
+        "jvm_events": table(
+            {
+                "tid": st.one_of(st.none(), TIDS),
+                "time_ns": time,
+                "duration_ns": time,
+                "type": st.sampled_from(["GCPhasePause", "ThreadPark", "JavaMonitorEnter", "Other"]),
+                "stack_id": st.one_of(st.none(), st.integers(0, 4)),
+                "subject": st.one_of(st.none(), st.text(max_size=5)),
+            },
+            6,
+        ),
+        "samples": table(
+            {
+                "tid": st.one_of(st.none(), TIDS),
+                "time_ns": time_or_null,
+                "duration_ns": time_or_null,
+                "stack_id": st.integers(0, 4),
+                "torn": st.booleans(),
+                "count": time,
+                "source": st.sampled_from(["jfr", "pyspy", "pyspy-gil", "import"]),
+            },
+            9,
+        ),
+        "spans": st.lists(st.tuples(time, time, st.booleans()), min_size=3, max_size=3),
+    }
+
+
+def threads_of(spans: list[tuple[int, int, bool]]) -> list[Row]:
+    return [
         {"tid": tid, "start_ns": start, "end_ns": end, "sched_complete": complete}
         for tid, (start, end, complete) in zip((1, 2, 3), spans, strict=True)
     ]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(part_rows=st.sampled_from([1, 3, stretches.PART_ROWS]), **tables_of(wild, wild_null, st.text(max_size=2)))
+def test_conserved_whatever_the_tables_hold(
+    sessions: Sessions, part_rows: int, spans: list[tuple[int, int, bool]], **tables: list[Row]
+) -> None:
+    threads = threads_of(spans)
     session = sessions.make(tables, threads)
     listed = {t["tid"]: t for t in threads}
-    for slices in slices_of(session):
+    with parts_of(part_rows):
+        found = list(slices_of(session))
+    for slices in found:
         if slices.tid in listed:
             start, end = (max(-(2**61), min(2**61, listed[slices.tid][k])) for k in ("start_ns", "end_ns"))
             assert int((slices.end_ns - slices.start_ns).sum()) == max(0, end - start)
@@ -141,6 +178,40 @@ def test_conserved_whatever_the_tables_hold(
         assert ((slices.stack_id >= ROOT) & (slices.stack_id < len(session.stacks.parents))).all()
         if slices.tid in listed and listed[slices.tid]["sched_complete"]:
             assert not (slices.state == UNKNOWN).any()
+
+
+crowded = st.integers(0, 60)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    part_rows=st.integers(1, 4),
+    **tables_of(crowded, st.one_of(st.none(), crowded), st.sampled_from("RSSSDTN")),
+)
+def test_how_many_records_are_merged_at_a_time_changes_nothing(
+    sessions: Sessions, part_rows: int, spans: list[tuple[int, int, bool]], **tables: list[Row]
+) -> None:
+    session = sessions.make(tables, threads_of(spans), clocks={"jfr": 1, "pyspy": 1})
+    whole = list(slices_of(session))
+    with parts_of(part_rows):
+        parts = list(slices_of(session))
+    assert len(parts) == len(whole)
+    for one, other in zip(parts, whole, strict=True):
+        for column in ("pid", "tid", "start_ns", "end_ns", "stack_id", "state"):
+            assert np.array_equal(getattr(one, column), getattr(other, column)), column
+
+
+@pytest.mark.parametrize("part_rows", [1, 7, 1000])
+def test_nor_does_it_change_the_tree_of_a_real_gpu_recording(part_rows: int) -> None:
+    def lines(tree: CallTree) -> dict[str, dict[str, int]]:
+        return {weight: tree_lines(tree, weight) for weight in tree.weights}
+
+    path = Path(__file__).parents[2] / "examples" / "gpu" / "llm.perfscope"
+    whole = lines(build_tree(Session.open(path)))
+    with parts_of(part_rows):
+        parts = lines(build_tree(Session.open(path)))
+    assert set(whole) == {"wall", "cpu", "off-cpu", "gpu", "samples"}
+    assert parts == whole
 
 
 MS = 1_000_000
