@@ -69,7 +69,7 @@ class Sessions:
                     row["stack_id"] = ids[row["stack_id"]]
                 filled.append(row)
             writer.append(table, filled)
-        info = SessionInfo(start_ns=start_ns, stop_ns=max((t.get("end_ns", 0) for t in threads), default=start_ns))
+        info = SessionInfo(start_ns=start_ns, stop_ns=max([start_ns, *(t.get("end_ns", 0) for t in threads)]))
         for source, resolution in (clocks or {}).items():
             info.clocks[source] = ClockMap("test", 0, 0, resolution_ns=resolution)
         return Session.open(writer.finish(info))
