@@ -33,8 +33,6 @@ BACKENDS = {
 }
 """In the order in which `auto` tries them."""
 
-DRAIN_SECONDS = 0.05
-
 BRACKET_NS, BRACKET_TRIES = 500_000, 10
 """A moment and /proc's CPU times of it are read this close together, or as close as a busy machine allows."""
 
@@ -156,7 +154,7 @@ class EbpfCollector(Collector):
     def _drain_loop(self) -> None:
         assert self._backend is not None
         try:
-            while not self._stopping.wait(DRAIN_SECONDS):
+            while not self._stopping.wait(self._backend.drain_s):
                 self._backend.drain()
                 if self._drm is not None:
                     self._drm.drain()

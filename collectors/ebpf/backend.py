@@ -35,10 +35,12 @@ class Backend(ABC):
     """Attached from the end of __init__ to `stop`. Raises CollectorError where it can't run.
 
     paired: it pairs in the kernel, and knows whose records were lost.
+    drain_s: time between two calls of `drain`.
     """
 
     name: str
     paired: bool
+    drain_s = 0.05
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

@@ -11,7 +11,7 @@ from perfscope.errors import CollectorError
 PERF_TYPE_SOFTWARE, DUMMY = 1, 9
 FLAGS = 1 << 5 | 1 << 8 | 1 << 23  # exclude_kernel, mmap, mmap2
 MMAP2 = struct.Struct("<8xIIQQQIIQQII")  # header; pid, tid, address, length, offset, device, inode, ..., the name
-PAGES = 32
+PAGES = 128
 
 
 class Mappings:

@@ -25,8 +25,8 @@ from perfscope.recording.supervise import Supervisor
 from perfscope.recording.watch import Watcher
 
 LOOK_EVERY_S = 0.05
-"""Time between two looks at the target's processes, stretched so that looking costs at most 2% of one core."""
-_LOOKS_COST = 50
+"""Time between two looks at the target's processes, stretched so that looking costs at most 1% of one core."""
+_LOOKS_COST = 100
 _CAP_SYS_PTRACE = 19
 _STEP_SLACK_PPM = 500
 """Fastest slew of the wall clock by NTP; what exceeds it was a step."""

@@ -50,6 +50,8 @@ class _Seen:
     command: str
     start_ns: int
     end_ns: int | None = None
+    threads: int = 0
+    """How many there were at the last look at each."""
 
 
 def _born_ns(start_ticks: int, now_ns: int) -> int:
@@ -78,6 +80,7 @@ class Watcher:
         self._threads: dict[tuple[int, int, int], _Thread] = {}
         self._scans = 0
         self._last_scan_ns = 0
+        self._last_born: int | None = None
 
     @property
     def live(self) -> list[int]:
@@ -97,11 +100,14 @@ class Watcher:
         """One look at everything. `last`: also reads what is otherwise read now and then (names)."""
         began, spent = time.monotonic_ns(), time.thread_time_ns()
         thorough = last or self._scans % _EXE_CHECKS_EVERY == 0
-        found = self._walk()
+        born = procfs.last_born()
+        quiet = not thorough and born is not None and born == self._last_born
+        self._last_born = born
+        found = self._still_there() if quiet else self._walk()
         for pid in [p for p in self._live if p not in found]:
             self._end(pid, began)
         for pid in found:
-            self._look(pid, thorough)
+            self._look(pid, thorough, quiet)
         self._scans += 1
         self._last_scan_ns = began
         self.scan_cost_ns = time.thread_time_ns() - spent
@@ -147,7 +153,11 @@ class Watcher:
             queue += procfs.children(pid)
         return found
 
-    def _look(self, pid: int, thorough: bool) -> None:
+    def _still_there(self) -> dict[int, None]:
+        """Where nothing was born on the whole host since the last look: walking the trees would find no more."""
+        return {pid: None for pid in self._live if procfs.read_stat(pid) is not None}
+
+    def _look(self, pid: int, thorough: bool, quiet: bool) -> None:
         stat = procfs.read_stat(pid)
         seen = self._live.get(pid)
         now = time.monotonic_ns()
@@ -172,7 +182,8 @@ class Watcher:
             self.listener.process_started(process)
         elif stat.state not in "ZX":
             self._refresh(seen, thorough, now)
-        self._look_at_threads(seen, thorough)
+        if not quiet or stat.state in "ZX" or procfs.thread_count(pid) != seen.threads:
+            self._look_at_threads(seen, thorough)
         if stat.state in "ZX" and (leader := self._threads.get((pid, seen.process.start_ticks, pid))):
             leader.last_word = True
         if stat.state in "ZX":  # it has exited, whether or not its parent cares; a zombie still had its CPU time
@@ -197,7 +208,9 @@ class Watcher:
 
     def _look_at_threads(self, seen: _Seen, thorough: bool) -> None:
         pid = seen.process.pid
-        for tid in procfs.threads(pid):
+        tids = procfs.threads(pid)
+        seen.threads = len(tids)
+        for tid in tids:
             key = (pid, seen.process.start_ticks, tid)
             thread = self._threads.get(key)
             now = time.monotonic_ns()

@@ -277,8 +277,8 @@ end.set()
 
 
 def test_cpu_time_of_short_runs_is_the_schedulers(tmp_path: Path) -> None:
-    """20,000 runs of some 10 us of each of two threads, on a CPU each that idles between them: what the scheduler charges
-    for a switch, from before its event, is a tenth of their CPU time."""
+    """20,000 runs of some 10 us of two threads, on a CPU each that idles between them: what the scheduler charges for a
+    switch, from before its event, is a tenth of their CPU time."""
     recorded = record_whole(tmp_path, [sys.executable, "-c", SHORT_RUNS, str(tmp_path / "accounts")], "libbpf")
     ((_, session),) = recorded.values()
     for line in (tmp_path / "accounts").read_text().splitlines():
