@@ -1,14 +1,16 @@
 """What recording costs the target: its throughput with everything on at 100 Hz, over that without.
 
-    python benchmarks/target_slowdown.py [--pairs N] [--seconds S] [--target stack|threads] [RECORD OPTIONS ...]
+    python benchmarks/target_slowdown.py [--rounds N] [--seconds S] [--target NAME] [RECORD OPTIONS ...]
 
-One target runs throughout. Windows with and without a recording alternate, and each pair of neighbours gives one
-ratio, so that a machine that slows down or speeds up meanwhile moves both. The median ratio and all pairs are printed,
-with what each recording's collectors said: a ratio near 1 means nothing if a collector wasn't there.
+One target runs throughout. Windows without and with a recording alternate, and each recorded one is held against the
+mean of its two neighbours, so that a machine that slows down or speeds up meanwhile moves both. The control is what the
+neighbours say of each other: how far two windows without any recording differ. Medians are printed with their 95 %
+intervals (bootstrap), and with what the last recording's collectors said: a ratio near 1 means nothing if a collector
+wasn't there.
 
-stack: the example service, behind the Java gateway where there is a JDK; requests a second under four closed-loop
-clients that run on the same machine. threads: 40 Python threads, four of which compute and 36 wait with timeouts;
-chunks of work a second.
+stack: the example service, behind the Java gateway where there is a JDK; requests a second under eight closed-loop
+clients, enough to keep both of its workers' batches full, that run on the same machine. service: the same without the
+gateway. threads: 40 Python threads, four of which compute and 36 wait with timeouts; chunks of work a second.
 """
 
 from __future__ import annotations
@@ -24,16 +26,22 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import perfscope.examples
 from perfscope.examples import load
 
 SETTLE_SECONDS = 3.0
-"""From the recording's start until its window begins: py-spy and JFR attach in it."""
+"""From the recording's start until its window begins: the samplers and JFR attach in it."""
+WARM_UP_SECONDS = 10.0
+"""Until the JVM has compiled the gateway."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +70,12 @@ def child(*argv: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @contextmanager
-def stack() -> Iterator[Target]:
+def stack(*, behind_gateway: bool = True) -> Iterator[Target]:
     with ExitStack() as running:
         service = running.enter_context(child(sys.executable, "-m", "perfscope.examples.service"))
         url, pids = first_line(service), [service.pid]
         java = shutil.which("java")
-        if java and shutil.which("javac"):
+        if behind_gateway and java and shutil.which("javac"):
             source = Path(perfscope.examples.__file__).parent / "gateway" / "Gateway.java"
             gateway = running.enter_context(child(java, str(source), url))
             url = first_line(gateway)
@@ -75,7 +83,7 @@ def stack() -> Iterator[Target]:
 
         def rate(seconds: float, window: int) -> float:
             # Other requests in each window: the gateway would answer the same ones from its cache.
-            result = load.run(url, seconds, clients=4, max_tokens=16, seed=window)
+            result = load.run(url, seconds, clients=8, max_tokens=16, seed=window)
             if result.failures:
                 sys.exit(f"{result.failures} requests failed")
             return len(result.latencies_ms) / result.seconds
@@ -149,48 +157,55 @@ def recording(pids: list[int], options: list[str], reports: list[dict[str, Any]]
         )
 
 
-def measure(target: Target, pairs: int, seconds: float, options: list[str]) -> dict[str, Any]:
-    """Runs the pairs. Ratios are throughput recorded / throughput alone."""
-    target.rate(min(seconds, 3.0), -1)
+def interval(values: list[float]) -> dict[str, float]:
+    """Median, and the 95 % interval of the median over 10,000 draws with replacement."""
+    draws = np.median(np.random.default_rng(0).choice(values, (10_000, len(values))), axis=1)
+    low, high = np.percentile(draws, (2.5, 97.5))
+    return {"median": round(float(np.median(values)), 4), "low": round(float(low), 4), "high": round(float(high), 4)}
+
+
+def measure(target: Target, rounds: int, seconds: float, options: list[str]) -> dict[str, Any]:
+    """Runs the windows. Ratios are throughput recorded / throughput alone; control: alone / alone before."""
+    target.rate(WARM_UP_SECONDS, -1)
     reports: list[dict[str, Any]] = []
-    rows = []
-    for pair in range(pairs):
-        rates: dict[bool, float] = {}
-        for on in (pair % 2 == 0, pair % 2 == 1):
-            if on:
-                with recording(target.pids, options, reports):
-                    rates[on] = target.rate(seconds, 2 * pair + 1)
-            else:
-                rates[on] = target.rate(seconds, 2 * pair)
-        rows.append({"alone": rates[False], "recorded": rates[True], "ratio": rates[True] / rates[False]})
-        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    ratios = [row["ratio"] for row in rows]
+    alone, recorded = [target.rate(seconds, 0)], []
+    for number in range(1, rounds + 1):
+        with recording(target.pids, options, reports):
+            recorded.append(target.rate(seconds, 2 * number - 1))
+        alone.append(target.rate(seconds, 2 * number))
+        print(json.dumps({"alone": alone[-2:], "recorded": recorded[-1]}), file=sys.stderr, flush=True)
     return {
-        "median_ratio": round(statistics.median(ratios), 4),
-        "min_ratio": round(min(ratios), 4),
-        "max_ratio": round(max(ratios), 4),
-        "median_alone_per_second": round(statistics.median(row["alone"] for row in rows), 2),
-        "pairs": pairs,
+        "ratio": interval([2 * on / (alone[n] + alone[n + 1]) for n, on in enumerate(recorded)]),
+        "control": interval([after / before for before, after in pairwise(alone)]),
+        "alone_per_second": round(statistics.median(alone), 2),
+        "rounds": rounds,
         "seconds_per_window": seconds,
+        "own_cpu_pct_of_one_core": statistics.median(report["own_cpu_pct_of_one_core"] for report in reports),
         "last_recording": reports[-1],
     }
 
 
+TARGETS: dict[str, Callable[[], AbstractContextManager[Target]]] = {
+    "stack": stack,
+    "service": partial(stack, behind_gateway=False),
+    "threads": threads,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--target", choices=["stack", "threads"], action="append")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--target", choices=TARGETS, action="append")
     parser.add_argument("--be-the-threads", action="store_true", help=argparse.SUPPRESS)
     arguments, options = parser.parse_known_args()
     if arguments.be_the_threads:
         be_the_threads()
         return
-    for name in arguments.target or ["stack", "threads"]:
-        with {"stack": stack, "threads": threads}[name]() as target:
-            print(
-                json.dumps({"target": name, **measure(target, arguments.pairs, arguments.seconds, options)}, indent=1)
-            )
+    for name in arguments.target or TARGETS:
+        with TARGETS[name]() as target:
+            measured = measure(target, arguments.rounds, arguments.seconds, options)
+            print(json.dumps({"target": name, **measured}, indent=1), flush=True)
 
 
 if __name__ == "__main__":
