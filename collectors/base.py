@@ -32,7 +32,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked of the collectors."""
+    """What the user asked of the collectors.
+
+    python_sampler: auto, pyspy or austin; "alternate" takes austin for every other process only, to compare the two.
+    """
 
     rate_hz: int = 100
     native: bool = False

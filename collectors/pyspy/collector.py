@@ -60,7 +60,8 @@ class PySpyCollector(Collector):
             return
         if any(t.process.pid == process.pid and t.process.start_ticks == process.start_ticks for t in self._targets):
             return
-        target = Target.attach(self.context, process, self._austin)
+        both = self.context.options.python_sampler == "alternate"
+        target = Target.attach(self.context, process, None if both and len(self._targets) % 2 else self._austin)
         self._targets.append(target)
         self._attach(target, time.monotonic_ns())
 

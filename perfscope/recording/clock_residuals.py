@@ -5,15 +5,18 @@ start (s) and end (e). True times lie in b <= s, e <= a, so a clock error shifts
 ((s - b) - (a - e)) / 2 is that error, to within ((s - b) + (a - e)) / 2. That bound doesn't depend on the error, so
 readings are picked by it: the tightest say most.
 
-Sampled instants (py-spy): the program spins through functions named after the time, so that each sample's stack tells
-a time at which it was current. A sample can't be stamped before what it saw, only later (the program or the sampler had
-to wait for a CPU): the earliest of a sampler's stamps, relative to what they saw, bounds the error of its one anchor
-from above, and exceeds it by no more than the quickest sample took.
+Sampled instants (py-spy, austin): the program spins through functions named after the time, so that each sample's stack
+tells a time at which it was current. py-spy stamps a sample when it is over, so it can't be stamped before what it saw,
+only later (the program or the sampler had to wait for a CPU): the earliest of a sampler's stamps, relative to what they
+saw, bounds the error of its one anchor from above, and exceeds it by no more than the quickest sample took. austin
+stamps before it looks: where it loses its CPU in between, which is seldom, the stamp is early by any time. The earliest
+2 % are left out for that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +37,7 @@ _RATE_HZ = 200
 _TIGHTEST_SHARE = 0.5
 _FEWEST_SAMPLES = 20
 """Samples below which the earliest says little: each sees a function up to half a millisecond after it began."""
+_EARLY_SHARE = 0.02
 _EARLIEST_NS = 200_000_000
 """How far before what it saw a stamp may be: the worst anchor, when the wall clock is set while py-spy starts."""
 
@@ -44,7 +48,7 @@ def record_and_compare(target: Target, signals: Signals, directory: Path, with_j
         output=directory / "clock.perfscope",
         command=target.command,
         collect=["ebpf", "pyspy", "jfr"],
-        options=Options(rate_hz=_RATE_HZ),
+        options=Options(rate_hz=_RATE_HZ, python_sampler="alternate"),
     )
     Recording(request, target, signals, lambda progress: None).run()
     return compare(Session.open(request.output), directory, with_java)
@@ -52,7 +56,8 @@ def record_and_compare(target: Target, signals: Signals, directory: Path, with_j
 
 def compare(session: Session, directory: Path, with_java: bool) -> list[ClockResult]:
     """Compares a recording of the marking program with the marks it left in `directory`."""
-    return [_ebpf(session, directory), _pyspy(session, directory), _jfr(session, directory, with_java)]
+    python = _python(session, directory)
+    return [_ebpf(session, directory), *python, _jfr(session, directory, with_java)]
 
 
 def bracket_errors(before: Times, after: Times, start: Times, end: Times) -> tuple[Times, Times]:
@@ -104,10 +109,10 @@ def _result(
     )
 
 
-def _missing(session: Session, source: str, otherwise: str) -> ClockResult:
+def _missing(session: Session, source: str, otherwise: str, name: str | None = None) -> ClockResult:
     report = session.info.collectors.get(source)
     why = report.why if report and report.why else otherwise
-    return ClockResult(source, 0, 0, None, None, None, None, why)
+    return ClockResult(name or source, 0, 0, None, None, None, None, why)
 
 
 def _clocks(session: Session, source: str) -> list[ClockMap]:
@@ -160,7 +165,22 @@ def _jfr(session: Session, directory: Path, with_java: bool) -> ClockResult:
     return _tightest("jfr", session, errors, bounds)
 
 
-def _pyspy(session: Session, directory: Path) -> ClockResult:
+def _python(session: Session, directory: Path) -> list[ClockResult]:
+    """The clocks of those samplers that were used, told apart by the processes that each read; py-spy's if none was."""
+    report = session.info.collectors.get("pyspy")
+    errors: dict[str, dict[str, int]] = report.details.get("clock_error_ns", {}) if report else {}
+    found = []
+    if "py-spy" in errors or not errors:
+        found.append(_sampled(session, directory, "pyspy", errors.get("py-spy", {}), 0))
+    if "austin" in errors:
+        found.append(_sampled(session, directory, "austin", errors["austin"], _EARLY_SHARE))
+    return found
+
+
+def _sampled(
+    session: Session, directory: Path, name: str, errors: Mapping[str, int], early_share: float
+) -> ClockResult:
+    """errors: stated bound in ns of each process that this sampler read, by pid. early_share: of stamps, left out."""
     samples = session.table("samples").filter(_untorn(session))
     pids = samples.column("pid").to_numpy()
     times = samples.column("time_ns").to_numpy()
@@ -168,19 +188,19 @@ def _pyspy(session: Session, directory: Path) -> ClockResult:
     names = [frame.function.partition("clock_")[2] for frame in session.stacks.frames]
     numbers = np.asarray([int(name) if name.isdigit() else -1 for name in names], np.int64)
     quanta = numbers[frames] if len(frames) else np.empty(0, np.int64)
-    anchors, used, gaps = [], 0, []
+    anchors, used, gaps, stated = [], 0, [], []
     for pid, _, _ in read_marks(directory / "spinners"):
         mine = (pids == pid) & (quanta >= 0)
-        if mine.sum() >= _FEWEST_SAMPLES:
-            anchors.append(int(lateness(times[mine], quanta[mine]).min()))
+        if str(pid) in errors and mine.sum() >= _FEWEST_SAMPLES:
+            anchors.append(int(np.quantile(lateness(times[mine], quanta[mine]), early_share)))
             gaps.append(np.median(np.diff(np.sort(times[mine]))))
+            stated.append(errors[str(pid)] / 1e3)
             used += int(mine.sum())
     if not anchors:
-        return _missing(session, "pyspy", "too few samples of the program were recorded")
+        return _missing(session, "pyspy", "too few samples of the program were recorded", name)
     marks_ns = QUANTUM_NS / (used / len(anchors))
-    return _result(
-        "pyspy", used, np.asarray(anchors), float(marks_ns), _clocks(session, "pyspy"), float(np.median(gaps))
-    )
+    found = _result(name, used, np.asarray(anchors), float(marks_ns), [], float(np.median(gaps)))
+    return dataclasses.replace(found, stated_error_us=max(stated))
 
 
 def _untorn(session: Session) -> npt.NDArray[np.bool_]:

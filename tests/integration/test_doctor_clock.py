@@ -11,13 +11,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from recording_helpers import PERFSCOPE
 
 from perfscope.model.session import Session
 from perfscope.recording import clock_marks
 from perfscope.recording.clock_residuals import compare
 
-GOALS_US = {"ebpf": 10, "jfr": 100, "pyspy": 2000}
+GOALS_US = {"ebpf": 10, "jfr": 100, "pyspy": 2000, "austin": 2000}
 
 STEP_C = r"""
 #define _GNU_SOURCE
@@ -58,13 +59,15 @@ def beyond_goals() -> dict[str, float]:
     for source in sources.values():
         assert source["samples"] > 100, source
         assert source["residual_us"]["median"] <= source["residual_us"]["p95"] <= source["residual_us"]["max"]
-    assert sources["pyspy"]["resolution_us"] > 1000  # a sampler's looks are apart, however good its clock
+    for name in ("pyspy", "austin"):
+        assert sources[name]["resolution_us"] > 1000  # a sampler's looks are apart, however good its clock
     assert sources["ebpf"]["resolution_us"] == 0
     worst = {name: source["residual_us"]["max" if name != "jfr" else "p99"] for name, source in sources.items()}
     return {name: value - GOALS_US[name] for name, value in worst.items() if value > GOALS_US[name]}
 
 
-def test_setting_the_wall_clock_moves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sampler", ["pyspy", "austin"])
+def test_setting_the_wall_clock_moves_nothing(tmp_path: Path, sampler: str) -> None:
     (tmp_path / "step.c").write_text(STEP_C)
     library = tmp_path / "step.so"
     subprocess.run(["clang", "-shared", "-fPIC", "-O1", "-o", library, tmp_path / "step.c", "-ldl"], check=True)
@@ -75,7 +78,7 @@ def test_setting_the_wall_clock_moves_nothing(tmp_path: Path) -> None:
     program = [sys.executable, clock_marks.__file__, str(marks), java]
     step_at = time.monotonic_ns() + 5_000_000_000  # in the midst of the eight seconds or so that the program runs
     done = subprocess.run(
-        [*PERFSCOPE, "record", "-r", "200", "-o", tmp_path / "s", "--", *program],
+        [*PERFSCOPE, "record", "-r", "200", "--python-sampler", sampler, "-o", tmp_path / "s", "--", *program],
         capture_output=True,
         text=True,
         env={**os.environ, "LD_PRELOAD": str(library), "STEP_AT_NS": str(step_at)},
@@ -84,7 +87,9 @@ def test_setting_the_wall_clock_moves_nothing(tmp_path: Path) -> None:
     session = Session.open(tmp_path / "s")
     assert session.info.start_ns < step_at < session.info.stop_ns
     assert abs(session.info.host["wall_clock"]["step_ns"] - 30_000_000_000) < 10_000_000
-    for result in compare(session, marks, with_java=True):
+    results = compare(session, marks, with_java=True)
+    assert {result.source for result in results} == {"ebpf", "jfr", sampler}
+    for result in results:
         assert result.residual_us is not None, result.why
         # py-spy is linked statically: its own log keeps the old wall clock while ours has jumped. Samplers that start
         # after the step can't be anchored to that line, and their recording must say so by a wider bound.
