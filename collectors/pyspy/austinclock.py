@@ -114,7 +114,8 @@ def align(elapsed: I64, readings: I64, earliest_us: int, latest_us: int) -> list
         fits = (at < len(elapsed)) & (elapsed[np.minimum(at, len(elapsed) - 1)] <= readings - zero + FITS_US)
         good = int(np.argmin(np.append(fits, False)))
         if good == len(readings) or readings[good] - zero > elapsed[-1] + FITS_US:
-            return [*pieces, Piece(first, len(elapsed), zero)]  # the last look may be in austin's memory alone
+            pieces.append(Piece(first, len(elapsed), zero))  # the last look may be in austin's memory alone
+            break
         end, known = first, zero
         if good:
             end = int(at[good - 1]) + 1
@@ -126,8 +127,9 @@ def align(elapsed: I64, readings: I64, earliest_us: int, latest_us: int) -> list
             if zero is None:
                 readings = readings[1:]  # two shifts between three readings: it fits nothing else
             else:
-                first = end + int(np.searchsorted(elapsed[end:], readings[0] - zero - FITS_US))
-    return pieces
+                # The look after the one that fits: that one may be the last before the shift, its reading one beyond.
+                first = end + int(np.searchsorted(elapsed[end:], readings[0] - zero - FITS_US)) + 1
+    return [piece for piece in pieces if piece.first < piece.end]
 
 
 def _zero(elapsed: I64, readings: I64, earliest: int, latest: int, near: int | None = None) -> int | None:

@@ -1,4 +1,4 @@
-"""Files that py-spy (or, for speedscope and folded stacks, any tool) wrote elsewhere."""
+"""Files that py-spy, austin (or, for speedscope and folded stacks, any tool) wrote elsewhere."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from perfscope.clock import ClockMap
 from perfscope.collectors.base import ImportResult
+from perfscope.collectors.pyspy.austinimport import HEAD, import_austin
 from perfscope.collectors.pyspy.chrometrace import read_chrometrace
 from perfscope.collectors.pyspy.rawfile import read_raw
 from perfscope.collectors.pyspy.rows import Timed, place, write_timed
@@ -30,7 +31,7 @@ _UNJUDGED = "torn stacks were not looked for: that needs the sources as they wer
 
 
 def sniff(head: bytes, path: Path) -> bool:
-    """Whether these first bytes are those of a chrometrace, raw or speedscope file, plain or gzipped."""
+    """Whether these first bytes are those of a chrometrace, raw, speedscope or austin file, plain or gzipped."""
     return _kind(head) is not None
 
 
@@ -47,6 +48,8 @@ def _kind(head: bytes) -> str | None:
         if '"traceEvents"' in text:
             return "chrometrace"
         return "speedscope" if "speedscope" in text or '"profiles"' in text or '"shared"' in text else None
+    if text.startswith(HEAD):
+        return "austin"
     first, newline, _ = text.partition("\n")
     if "\0" in text or "\ufffd" in first[:-4]:
         return None
@@ -65,7 +68,9 @@ def import_file(path: Path, writer: SessionWriter) -> ImportResult:
         return _speedscope(path, writer)
     if kind == "raw":
         return _raw(path, writer)
-    raise InputError(f"{path}: no chrometrace, raw or speedscope file")
+    if kind == "austin":
+        return import_austin(path, writer, _UNJUDGED)
+    raise InputError(f"{path}: no chrometrace, raw, speedscope or austin file")
 
 
 def _head(path: Path) -> bytes:

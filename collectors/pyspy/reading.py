@@ -93,7 +93,7 @@ class Reading:
         self.unsound += slices.lost_events
         if slices.errors is not None:
             instance.errors = slices.errors
-        if slices.cut_at is not None or slices.lost_events:
+        if (slices.cut_at is not None and instance.killed is None) or slices.lost_events:
             where = f"from byte {slices.cut_at} on: {slices.cut_why}" if slices.cut_at is not None else "in part"
             self.problems.append(f"{instance.output.name} can't be read {where}")
         if not slices.events or clock is None:
@@ -102,14 +102,15 @@ class Reading:
         self._clocks.append(clock)
         errors = self._pids.setdefault(instance.name, {})
         errors[target.process.pid] = max(errors.get(target.process.pid, 0), clock.error_ns)
-        if instance.killed is not None:
-            self.problems.append(
-                f"{instance.failure().why}: what it saw last of process {target.process.pid} is missing"
-            )
         first = clock.to_mono(slices.first_ts)
         if instance.until_ns is not None:
             until = min(until, instance.until_ns)
         last = min(until, clock.to_mono(slices.last_ts))
+        if instance.killed is not None:
+            self.problems.append(
+                f"stacks of process {target.process.pid} missing from {(last - self.start_ns) / 1e9:.1f} s on "
+                f"until another one looked: {instance.failure().why}"
+            )
         tids = {seen.inner: tid for tid, seen in target.threads.items()}
         rows = place(slices, tids, clock.to_mono(slices.start), clock.to_mono(slices.end))
         rows = dataclasses.replace(rows, pid=np.full(len(rows.pid), target.process.pid, np.int32))
