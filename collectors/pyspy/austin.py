@@ -15,8 +15,8 @@ import numpy as np
 from perfscope import procfs
 from perfscope.clock import ClockMap
 from perfscope.collectors.base import Options
-from perfscope.collectors.pyspy.austinclock import FITS_US, Stamps, align, boot_offset, clock_map
-from perfscope.collectors.pyspy.austinfile import AustinFile, Piece, read_austin, slices
+from perfscope.collectors.pyspy.austinclock import STAMP_US, Stamps, align, boot_offset, clock_map
+from perfscope.collectors.pyspy.austinfile import UNNAMED, AustinFile, Piece, read_austin, slices
 from perfscope.collectors.pyspy.sampler import NO_TIME, Failure, Sampler, explain_output, find
 from perfscope.collectors.pyspy.slices import I64, Slices
 from perfscope.errors import CollectorError
@@ -28,8 +28,8 @@ INSTALL = "pip install 'austin-dist>=3.7,<4'"
 READS = ((3, 8), (3, 13))
 """Oldest and newest CPython that austin 3.7 reads (tried: 3.7 gives no stack, 3.6 hangs it, 2.7 makes it crash)."""
 UNREAD_SHARE = 0.05
-"""Share of the looks that may fail before py-spy takes over: austin reads no name that isn't ASCII, and a function that
-has one would be missing from all its stacks."""
+"""Share of the looks that may fail before py-spy takes over: austin reads no name that isn't ASCII. It writes none, or
+fails to read the stack."""
 _TAIL = 64 << 10
 _FEWEST = 100
 _CHECK_NS = 1_000_000_000
@@ -126,12 +126,11 @@ class Austin(Sampler):
         try:
             with self.output.open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-                lines = file.read(_TAIL).count(b"\n")
-                file.seek(-min(_TAIL, file.tell()), os.SEEK_END)
-                failed = file.read(_TAIL).count(b":INVALID:")
+                lines = file.read(_TAIL).split(b"\n")[1:-1]
         except OSError:
             return 0.0
-        return failed / lines if lines >= _FEWEST else 0.0
+        failed = sum(b":INVALID:" in line or UNNAMED in line for line in lines)
+        return failed / len(lines) if len(lines) >= _FEWEST else 0.0
 
     @property
     def whole(self) -> bool:
@@ -181,11 +180,11 @@ class Austin(Sampler):
                 begun = (self.interrupted_ns + self._offset) // 1000 - file.duration_us - _SLACK_US
                 earliest = max(earliest, min(begun, latest))
         resolution = 10**9 // self.rate_hz
-        ways = [align(elapsed, readings, earliest - FITS_US, latest + FITS_US) for readings in stamps.readings()]
+        ways = [align(elapsed, readings, earliest - STAMP_US, latest + STAMP_US) for readings in stamps.readings()]
         best = max(ways, key=lambda pieces: (sum(p.end - p.first for p in pieces), -len(pieces)), default=[])
         if best:
             method = "the stamp of austin's latest look, read in its memory again and again, and found in its file"
-            return best, clock_map(best[0].zero_us, FITS_US + 1, offsets, resolution, method)
+            return best, clock_map(best[0].zero_us, STAMP_US + 1, offsets, resolution, method)
         zero = (earliest + latest) // 2
         method = "middle of the time between austin's start, or our signal to end, and what followed; bound: half of it"
         error = (latest - earliest) // 2 + 1

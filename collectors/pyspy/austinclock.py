@@ -21,11 +21,13 @@ from perfscope.clock import ClockMap
 from perfscope.collectors.pyspy.austinfile import Piece
 from perfscope.collectors.pyspy.slices import I64
 
-FITS_US = 2
-"""A reading and the sum that it belongs to differ by no more: both are cut to whole microseconds."""
+STAMP_US = 1
+"""Stamps are whole microseconds, cut off. A reading and the sum that it belongs to are the same number."""
 _TOGETHER = 12
 """Readings that are looked at together to find the way in which they fit."""
-_APART_US = 2_000_000
+_FEWEST = 3
+"""Readings, and half of those looked at, that must fit where the bounds are wide: two fit somewhere by chance."""
+_APART_US = 300_000
 """Most that looks missing from the file, or double in it, may move the rest at once."""
 _MOST_PIECES = 1000
 _MOST_BYTES = 16 << 20
@@ -110,10 +112,10 @@ def align(elapsed: I64, readings: I64, earliest_us: int, latest_us: int) -> list
     readings = readings[readings > 0]
     zero, first = _zero(elapsed, readings[:_TOGETHER], earliest_us, latest_us), 0
     while zero is not None and len(pieces) < _MOST_PIECES:
-        at = np.searchsorted(elapsed, readings - zero - FITS_US)
-        fits = (at < len(elapsed)) & (elapsed[np.minimum(at, len(elapsed) - 1)] <= readings - zero + FITS_US)
+        at = np.searchsorted(elapsed, readings - zero)
+        fits = (at < len(elapsed)) & (elapsed[np.minimum(at, len(elapsed) - 1)] == readings - zero)
         good = int(np.argmin(np.append(fits, False)))
-        if good == len(readings) or readings[good] - zero > elapsed[-1] + FITS_US:
+        if good == len(readings) or readings[good] - zero > elapsed[-1]:
             pieces.append(Piece(first, len(elapsed), zero))  # the last look may be in austin's memory alone
             break
         end, known = first, zero
@@ -128,7 +130,7 @@ def align(elapsed: I64, readings: I64, earliest_us: int, latest_us: int) -> list
                 readings = readings[1:]  # two shifts between three readings: it fits nothing else
             else:
                 # The look after the one that fits: that one may be the last before the shift, its reading one beyond.
-                first = end + int(np.searchsorted(elapsed[end:], readings[0] - zero - FITS_US)) + 1
+                first = end + int(np.searchsorted(elapsed[end:], readings[0] - zero)) + 1
     return [piece for piece in pieces if piece.first < piece.end]
 
 
@@ -137,15 +139,15 @@ def _zero(elapsed: I64, readings: I64, earliest: int, latest: int, near: int | N
     (the latest where that is None). None if none fits, or too few to tell."""
     if not len(readings) or not len(elapsed):
         return None
-    from_ = np.searchsorted(elapsed, readings[0] - latest - FITS_US)
-    to = np.searchsorted(elapsed, readings[0] - earliest + FITS_US, side="right")
+    from_ = np.searchsorted(elapsed, readings[0] - latest)
+    to = np.searchsorted(elapsed, readings[0] - earliest, side="right")
     candidates = readings[0] - elapsed[from_:to]
     if not len(candidates):
         return None
     wanted = readings[None, :] - candidates[:, None]
-    at = np.minimum(np.searchsorted(elapsed, wanted - FITS_US), len(elapsed) - 1)
-    votes = (np.abs(elapsed[at] - wanted) <= FITS_US).sum(axis=1)
-    if near is not None and votes.max() < min(2, len(readings)):
+    at = np.minimum(np.searchsorted(elapsed, wanted), len(elapsed) - 1)
+    votes = (elapsed[at] == wanted).sum(axis=1)
+    if near is not None and votes.max() < max(_FEWEST, len(readings) / 2):
         return None
     best = candidates[votes == votes.max()]
     return int(best[np.argmin(np.abs(best - (latest if near is None else near)))])

@@ -34,6 +34,8 @@ _FRAME = re.compile(r"(.*):([^:]*|<.*>):(\d{1,9})$", re.DOTALL)
 _META = re.compile(rb"# (austin|interval|mode|duration): (\S+)")
 _INVALID = b":INVALID:"
 _MARK = b":GC:"
+UNNAMED = b"::"
+"""In a frame whose function austin could not read, as its name isn't ASCII. Its file and line are right."""
 _CACHE = 200_000
 """Distinct stacks as text that are kept to be known again; some 100 MB."""
 
@@ -177,7 +179,7 @@ class _Reader:
     def _frame(self, text: str) -> int | None:
         if text not in self._frames:
             match = _FRAME.match(text)
-            made = fr.make_frame(match[2], match[1], int(match[3])) if match else None
+            made = fr.make_frame(match[2] or "[name unread]", match[1], int(match[3])) if match else None
             self._frames[text] = None if made is None else self.stacks.frame(made._replace(layer="python", module=None))
         return self._frames[text]
 
