@@ -50,7 +50,7 @@ $(BIN)/python:
 	  echo "$(PYTHON) can't make a virtualenv.  try: apt-get install python3-venv (as root)" >&2; exit 2; }
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[austin]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
