@@ -11,12 +11,13 @@ from __future__ import annotations
 import mmap
 import struct
 from array import array
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from perfscope.collectors.jfr import metadata as types
+from perfscope.collectors.jfr.columns import FEW, Columns
 from perfscope.collectors.jfr.compiler import Reader, compile_reader
 from perfscope.collectors.jfr.metadata import Metadata
 from perfscope.collectors.jfr.varint import Buffer, MalformedError, unsigned
@@ -84,8 +85,23 @@ class Chunk:
         except MalformedError as error:
             self.losses.append(f"{name}: {error}; its {len(positions)} events are left out")
             return
+        rows = self._rows(read, Columns.of(self.metadata, type_, present) if len(positions) >= FEW else None, positions)
         order = [present.index(w) if w in present else len(present) for w in wanted]
-        straight = order == list(range(len(present)))
+        if order == list(range(len(present))):
+            yield from rows
+        else:
+            for values in rows:
+                values += (None,)
+                yield tuple([values[i] for i in order])
+
+    def _rows(self, read: Reader, columns: Columns | None, positions: Sequence[int]) -> Iterator[tuple[Any, ...]]:
+        if columns is None:
+            yield from self._one_by_one(read, positions)
+            return
+        for piece, rows in columns.rows(self.buffer, positions):
+            yield from self._one_by_one(read, piece) if rows is None else rows
+
+    def _one_by_one(self, read: Reader, positions: Sequence[int]) -> Iterator[tuple[Any, ...]]:
         b = self.buffer
         for position in positions:
             try:
@@ -97,11 +113,7 @@ class Chunk:
             except (MalformedError, IndexError, struct.error):
                 self.damaged_events += 1
                 continue
-            if straight:
-                yield values
-            else:
-                values += (None,)
-                yield tuple([values[i] for i in order])
+            yield values
 
     def pool(self, name: str) -> dict[int, tuple[Any, ...]]:
         """Constants of a type by key, as tuples of the fields asked for when the file was opened."""
@@ -221,7 +233,7 @@ class JfrFile:
         metadata_at: list[int] = []
         checkpoints = array("q")
         positions = chunk._positions
-        total = 0
+        total, magic = 0, MAGIC[0]
         while p < end:
             try:
                 size = b[p]
@@ -230,10 +242,11 @@ class JfrFile:
                     size, q = unsigned(b, p)
                 type_ = b[q]
                 if type_ > 127:
-                    type_, _ = unsigned(b, q)
+                    high = b[q + 1]
+                    type_ = type_ & 127 | high << 7 if high < 128 else unsigned(b, q)[0]
             except IndexError:
                 size = 0
-            if size == MAGIC[0] and bytes(b[p : p + len(MAGIC)]) == MAGIC:  # type: ignore[index]  # any buffer
+            if size == magic and bytes(b[p : p + len(MAGIC)]) == MAGIC:  # type: ignore[index]  # any buffer
                 break
             if size < 2 or size > end - p:
                 chunk.losses.append(

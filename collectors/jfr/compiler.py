@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection
+from functools import lru_cache
+from types import CodeType
 from typing import Any
 
 from perfscope.collectors.jfr import varint
@@ -38,7 +40,6 @@ def compile_reader(metadata: Metadata, type_: Type, wanted: Collection[str] | No
     else:
         names = source.fields(type_.fields, wanted, "    ", 0)
         source.lines.append(f"    return ({''.join(n + ', ' for n in names)}), p")
-    text = "def read(b, p):\n" + "\n".join(source.lines)
     scope: dict[str, Any] = {
         **{name: getattr(varint, name) for name in ("unsigned", "signed64", "signed32", "signed16", "signed8")},
         "string": varint.string,
@@ -46,9 +47,15 @@ def compile_reader(metadata: Metadata, type_: Type, wanted: Collection[str] | No
         "float8": struct.Struct(">d").unpack_from,
         "too_many": _too_many,
     }
-    exec(compile(text, f"<reader of JFR type {type_.id}>", "exec"), scope)
+    exec(_compiled("def read(b, p):\n" + "\n".join(source.lines)), scope)
     made: Reader = scope["read"]
     return made
+
+
+@lru_cache(maxsize=1024)
+def _compiled(text: str) -> CodeType:
+    """Half of the types of a file have the fields of another one, and the next chunk has all of them again."""
+    return compile(text, "<reader of a JFR type>", "exec")
 
 
 def _too_many(count: int, p: int) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
-from perfscope.collectors.jfr.varint import Buffer, MalformedError, StringRef, string, unsigned
+from perfscope.collectors.jfr.integers import all_unsigned
+from perfscope.collectors.jfr.varint import MalformedError, StringRef, string, unsigned
 
 METADATA_LIMIT = 16 << 20
 """Bytes of a metadata event that are believed; JDK 25's own is 0.1 MB, and application events add some KB each."""
@@ -14,8 +16,7 @@ DEPTH_LIMIT = 12
 STRING = "java.lang.String"
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(NamedTuple):
     """One field. pooled: the value is a key into its type's constant pool; array: a count, then that many values."""
 
     name: str
@@ -24,8 +25,7 @@ class Field:
     array: bool
 
 
-@dataclass(frozen=True)
-class Type:
+class Type(NamedTuple):
     """One type: primitive (no fields), structure, or event."""
 
     id: int
@@ -62,38 +62,44 @@ def _parse(event: bytes) -> Metadata:
         raise MalformedError(f"metadata names {count} strings in {len(event) - p} bytes", p)
     strings: list[str] = []
     for _ in range(count):
+        encoding, length = event[p], event[p + 1]
+        if 3 <= encoding <= 5 and length < 128:  # nearly all of them: short, in ASCII
+            raw = event[p + 2 : p + 2 + length]
+            if len(raw) == length and raw.isascii():
+                strings.append(raw.decode("ascii"))
+                p += 2 + length
+                continue
         text, p = string(event, p)
         if isinstance(text, StringRef):
             raise MalformedError("a string of the metadata refers to a pool", p)
         strings.append(text or "")
     metadata = Metadata()
     try:
-        _element(event, p, strings, metadata, None, 0)
+        _element(all_unsigned(event[p:]), 0, strings, metadata, None, 0)
     except (KeyError, ValueError) as error:
         raise MalformedError(f"metadata: {error!r}", p) from None
     return metadata
 
 
-def _element(b: Buffer, p: int, strings: list[str], metadata: Metadata, fields: list[Field] | None, depth: int) -> int:
+def _element(
+    numbers: list[int], p: int, strings: list[str], metadata: Metadata, fields: list[Field] | None, depth: int
+) -> int:
     """Reads one element and its children; classes go into `metadata`, fields into the class's `fields`."""
     if depth > DEPTH_LIMIT:
-        raise MalformedError(f"metadata nested deeper than {DEPTH_LIMIT}", p)
-    name, p = unsigned(b, p)
+        raise MalformedError(f"metadata nested deeper than {DEPTH_LIMIT}", 0)
+    name, count = numbers[p], numbers[p + 1]
     tag = strings[name] if name < len(strings) else ""
-    wanted = tag in ("class", "field")
+    end = p + 2 + 2 * count
     attributes: dict[str, str] = {}
-    count, p = unsigned(b, p)
-    for _ in range(count):
-        key, p = unsigned(b, p)
-        value, p = unsigned(b, p)
-        if wanted:
-            if key >= len(strings) or value >= len(strings):
-                raise MalformedError("metadata refers to a string that it doesn't have", p)
-            attributes[strings[key]] = strings[value]
+    if tag in ("class", "field"):
+        try:
+            attributes = {strings[numbers[i]]: strings[numbers[i + 1]] for i in range(p + 2, end, 2)}
+        except IndexError:
+            raise MalformedError("metadata refers to a string that it doesn't have, or ends too early", 0) from None
     own: list[Field] | None = [] if tag == "class" else None
-    count, p = unsigned(b, p)
+    count, p = numbers[end], end + 1
     for _ in range(count):
-        p = _element(b, p, strings, metadata, own, depth + 1)
+        p = _element(numbers, p, strings, metadata, own, depth + 1)
     if tag == "class" and own is not None:
         made = Type(int(attributes["id"]), attributes["name"], tuple(own))
         metadata.types[made.id] = made

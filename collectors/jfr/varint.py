@@ -75,7 +75,10 @@ def string(b: Buffer, p: int) -> tuple[str | StringRef | None, int]:
     if encoding == 2:
         key, p = unsigned(b, p)
         return StringRef(key), p
-    length, p = unsigned(b, p)
+    length = b[p]
+    p += 1
+    if length > 127:
+        length, p = unsigned(b, p - 1)
     if length > len(b) - p:
         raise MalformedError(f"string of {length} bytes or characters where {len(b) - p} are left", p)
     if encoding in (3, 4, 5):

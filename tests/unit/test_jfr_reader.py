@@ -13,8 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from perfscope.collectors.jfr import chunk as chunk_module
 from perfscope.collectors.jfr import import_file, sniff
 from perfscope.collectors.jfr.chunk import JfrFile
+from perfscope.collectors.jfr.columns import Columns
 from perfscope.collectors.jfr.compiler import compile_reader
 from perfscope.collectors.jfr.frames import class_name
 from perfscope.collectors.jfr.jfrclock import measure
@@ -158,6 +160,66 @@ def test_any_changed_bytes_give_an_error_or_a_read(data: bytes, changes: list[tu
     for at, value in changes:
         changed[at % len(data)] = value
     load(bytes(changed))
+
+
+def all_rows(path: Path, few: int) -> list[object]:
+    """Every event, with types of `few` events and more read as columns, and how many were damaged."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunk_module, "FEW", few)
+        found: list[object] = []
+        for chunk in JfrFile(path, None, None):
+            for name in chunk.event_names():
+                names = chunk.field_names(name)
+                for wanted in (names, [*names[1::2], "nothing", "startTime"]):
+                    found += [(name, row) for row in chunk.rows(name, wanted)]
+            found.append(chunk.damaged_events)
+        return found
+
+
+@pytest.mark.parametrize("name", ["phases.jfr", "killed.jfr"])
+@pytest.mark.parametrize("copied", [0, 1 << 30])
+def test_events_read_together_are_those_read_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, name: str, copied: int
+) -> None:
+    monkeypatch.setattr(chunk_module, "COPY_LIMIT", copied)
+    rows = all_rows(DATA / name, 1)
+    assert rows == all_rows(DATA / name, 1 << 30)
+    assert len(rows) > 1_000
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.sampled_from([PHASES, KILLED]), st.lists(st.tuples(st.integers(0, 600_000), st.integers(0, 255)), max_size=300)
+)
+def test_damaged_events_read_together_are_those_read_one_by_one(data: bytes, changes: list[tuple[int, int]]) -> None:
+    changed = bytearray(data)
+    for at, value in changes:
+        changed[HEADER.size + at % (len(data) - HEADER.size)] = value
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.jfr"
+        path.write_bytes(changed)
+        assert all_rows(path, 1) == all_rows(path, 1 << 30)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=4, max_size=4), min_size=1, max_size=20))
+def test_columns_of_every_width(events: list[list[int]]) -> None:
+    """Negative ones have a ninth byte of any value, which ends nothing by itself: those are left to the reader."""
+    metadata = Metadata({i: Type(i, name, ()) for i, name in enumerate(("long", "int", "short", "boolean"))})
+    type_ = Type(9, "test.Event", tuple(Field(t.name, t.id, False, False) for t in metadata.types.values()))
+    columns = Columns.of(metadata, type_, ["long", "int", "short", "boolean"])
+    assert columns is not None
+
+    def narrow(value: int, bits: int) -> int:
+        return (value + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)
+
+    rows = [(a, narrow(b, 32), narrow(c, 16), d % 2 == 1) for a, b, c, d in events]
+    payloads = [b"".join(map(varint, (a, b & (1 << 32) - 1, c & (1 << 16) - 1, d))) for a, b, c, d in rows]
+    made = [event(9, payload) for payload in payloads]
+    positions = [sum(map(len, made[:i])) for i in range(len(made))]
+    buffer = b"".join(made) + bytes(100)
+    found = [row for _, rows_ in columns.rows(buffer, positions) for row in rows_ or [None]]
+    assert found == (rows if all(a >> 56 in range(128) for a, *_ in rows) else [None])
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
