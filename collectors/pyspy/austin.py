@@ -35,6 +35,8 @@ _FEWEST = 100
 _CHECK_NS = 1_000_000_000
 _INTERPRETER = re.compile(r"/(?:lib)?python(\d)\.(\d+)(t?)(?:\.so|d|m|$)")
 _SLACK_US = 1000
+_START_MS = "300"
+"""How long it waits for an interpreter that only just starts."""
 
 
 @cache
@@ -99,7 +101,8 @@ class Austin(Sampler):
         self._offset = boot_offset()
         self._checked_ns = 0
         self.unread_share = 0.0
-        argv = [path, "--interval", str(10**6 // rate_hz), "--pid", str(pid), "--output", str(output)]
+        argv = [path, "--interval", str(10**6 // rate_hz), "--timeout", _START_MS, "--pid", str(pid)]
+        argv += ["--output", str(output)]
         super().__init__(argv, pid, rate_hz, output, {"AUSTIN_NO_LOGGING": "1"}, pauses=False)
         self._stamps = Stamps(self.own_pid, (self.began_ns + self._offset) // 1000)
 

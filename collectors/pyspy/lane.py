@@ -19,6 +19,8 @@ from perfscope.procfs import Process
 RETRY_NS = 300_000_000
 MAX_FAILURES = 5
 """Attempts in a row before a process is given up: an interpreter that only just starts needs the second or third."""
+AUSTIN_TRIES = 2
+"""Attempts of austin in a row before py-spy takes a process over."""
 AUSTIN_ENDS = 4
 """How often austin may end by itself before py-spy takes its process over. It ends when the list of threads changes
 under it in some ways: on a program that starts some hundred threads a second every few seconds."""
@@ -45,6 +47,7 @@ class Lane:
         self.failure: Failure | None = None
         self.instead: str | None = None
         self.restarts = self._ends = 0
+        self._again = False
         self._wanted = austin
         self.austin = austin
         self._choose()
@@ -69,6 +72,8 @@ class Lane:
         options = self.context.options
         instance: Sampler
         if self.austin:
+            self.restarts += self._again
+            self._again = False
             instance = Austin(self.austin, self.pid, rate_hz, output)
         else:
             instance = Instance(self.pid, rate_hz, output, gil=self.gil, native=options.native, blocking=self._pauses)
@@ -115,7 +120,7 @@ class Lane:
             self.current = None
             self._ended(current)
             if isinstance(current, Austin):
-                self._austin_ended(current, alive)
+                self._austin_ended(current, alive, now)
             elif not current.whole:
                 self.failure = current.failure()
                 self._failures = self._failures + 1 if current.sampling_ns is None else 1
@@ -141,18 +146,20 @@ class Lane:
         elif current is not None and current is self.current and now - current.began_ns > SEGMENT_NS:
             self.replace(rate_hz)
 
-    def _austin_ended(self, ended: Austin, alive: bool) -> None:
+    def _austin_ended(self, ended: Austin, alive: bool, now: int) -> None:
         """austin has ended by itself: at the process's end, or because it can't read it, or lost its hold on it."""
         if not alive:
             return
-        failure = ended.failure()
         if not ended.whole:
-            self.failure = failure
-            if not failure.brief:
-                self._without_austin(failure.why)
+            self.failure = ended.failure()
+            self._failures += 1
+            self._retry_ns = now + RETRY_NS
+            if self._failures >= AUSTIN_TRIES:
+                self._without_austin(self.failure.why)
         else:
             self._ends += 1
-            self.restarts += 1
+            self._again = True
+            self._failures = self._retry_ns = 0
             if self._ends >= AUSTIN_ENDS:
                 self._without_austin(f"austin ended by itself {self._ends} times")
 

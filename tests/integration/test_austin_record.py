@@ -11,11 +11,13 @@ from pathlib import Path
 import pyspy_helpers
 import pytest
 from pyspy_helpers import MARKS, Recording, line, looks
+from recording_helpers import PERFSCOPE, wait_for
 
 from perfscope.collectors.base import Options
 from perfscope.collectors.pyspy import austin, checks
 from perfscope.collectors.pyspy import sampler as sampling
 from perfscope.errors import CollectorError
+from perfscope.model.session import Session
 
 program = pyspy_helpers.program
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -115,6 +117,52 @@ def test_where_it_fails_py_spy_takes_over(tmp_path: Path, program: Start, monkey
     assert looks(recording.finish())
     assert recording.report.status == "ok", recording.report
     assert any("austin ended with status 9" in note for note in recording.report.notes)
+
+
+def austins_on(pid: int) -> set[int]:
+    """Running austins that sample that process."""
+    found = set()
+    for process in Path("/proc").iterdir():
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0") if process.name.isdigit() else []
+        except OSError:
+            continue
+        if words and words[0].endswith(b"/austin") and str(pid).encode() in words:
+            found.add(int(process.name))
+    return found
+
+
+def test_a_killed_recording_leaves_no_austin(tmp_path: Path, program: Start) -> None:
+    target = program(MARKS)
+    line(target)
+    argv = [*PERFSCOPE, "record", "--collect", "pyspy", "-p", str(target.pid), "-o", str(tmp_path / "s")]
+    with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as perfscope:
+        wait_for(lambda: austins_on(target.pid))
+        perfscope.kill()
+    wait_for(lambda: not austins_on(target.pid))
+    assert target.poll() is None
+
+
+def test_the_session_says_which_sampler_it_was_and_its_flame_graph_shows_the_program(
+    tmp_path: Path, program: Start
+) -> None:
+    target = program(MARKS)
+    line(target)
+    argv = [*PERFSCOPE, "record", "--collect", "pyspy", "-d", "1", "-p", str(target.pid), "-o", str(tmp_path / "s")]
+    subprocess.run(argv, check=True, capture_output=True)
+    session = Session.open(tmp_path / "s")
+    report = session.info.collectors["pyspy"]
+    assert report.status == "ok" and report.details["sampler"] == "austin" and report.details["austin_version"]
+    assert session.info.clocks["pyspy"].domain == "austin-start" and session.info.clocks["pyspy"].error_ns < 1_000_000
+    flame = [*PERFSCOPE, "flame", str(tmp_path / "s"), "--weight", "samples", "--format", "folded", "-o", "-"]
+    shown = subprocess.run(flame, check=True, capture_output=True, text=True).stdout
+    assert "spin_a" in shown and "spin_b" in shown
+
+
+def test_native_frames_are_not_asked_of_it(tmp_path: Path) -> None:
+    argv = [*PERFSCOPE, "record", "--python-sampler", "austin", "--native", "-o", str(tmp_path / "s"), "--", "true"]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert done.returncode == 2 and "--native" in done.stderr
 
 
 STORM = """
