@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -91,8 +93,22 @@ def unreadable(pid: int) -> str | None:
     return None
 
 
+def _compress(path: Path) -> None:
+    """Leaves the file as it is where there is no space for another one."""
+    packed = path.with_name(path.name + ".gz")
+    try:
+        with path.open("rb") as plain, gzip.open(packed, "wb", compresslevel=1) as stream:
+            shutil.copyfileobj(plain, stream, 1 << 20)
+        path.unlink()
+    except OSError:
+        packed.unlink(missing_ok=True)
+
+
 class Austin(Sampler):
-    """An austin at work."""
+    """An austin at work.
+
+    unread_share: of the stacks that it wrote lately, those that it could not read, 0..1. written_bytes: of its file.
+    """
 
     name = "austin"
     cut_deaths = False
@@ -101,6 +117,7 @@ class Austin(Sampler):
         self._offset = boot_offset()
         self._checked_ns = 0
         self.unread_share = 0.0
+        self.written_bytes = 0
         argv = [path, "--interval", str(10**6 // rate_hz), "--timeout", _START_MS, "--pid", str(pid)]
         argv += ["--output", str(output)]
         super().__init__(argv, pid, rate_hz, output, {"AUSTIN_NO_LOGGING": "1"}, pauses=False)
@@ -118,17 +135,19 @@ class Austin(Sampler):
             self._stamps.read()
             if now - self._checked_ns > _CHECK_NS:
                 self._checked_ns = now
-                self.unread_share = self._unread_lately()
+                self.unread_share = self._look_at_output()
 
     def interrupt(self) -> None:
         if not self.interrupted and self.sampling_ns is not None and self.ended_ns is None:
             self._stamps.read()
         super().interrupt()
 
-    def _unread_lately(self) -> float:
+    def _look_at_output(self) -> float:
+        """Share of the stacks written lately that it could not read."""
         try:
             with self.output.open("rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+                self.written_bytes = os.fstat(file.fileno()).st_size
+                file.seek(max(0, self.written_bytes - _TAIL))
                 lines = file.read(_TAIL).split(b"\n")[1:-1]
         except OSError:
             return 0.0
@@ -163,8 +182,9 @@ class Austin(Sampler):
         return known or Failure(f"austin ended with status {self._popen.returncode}")
 
     def read(self, stacks: StackTable) -> tuple[Slices, ClockMap | None]:
-        """Its file, and where its looks lie in time."""
+        """Its file, and where its looks lie in time. The file is compressed then: it shrinks to a fiftieth or so."""
         file = read_austin(self.output, stacks)
+        _compress(self.output)
         looks = next(iter(file.looks.items()), None)
         if looks is None:
             return Slices(errors=file.invalid, lost_events=file.lost_lines), None

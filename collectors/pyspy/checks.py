@@ -38,7 +38,7 @@ def check(options: Options) -> list[Check]:
         rows = [Check("pyspy", "py-spy", "ok", f"version {version(binary())}")]
     except CollectorError as error:
         return [Check("pyspy", "py-spy", "unavailable", str(error), error.hint or "")]
-    return [*rows, _austin(), _permission()]
+    return [*rows, _permission(), _austin()]
 
 
 def _austin() -> Check:

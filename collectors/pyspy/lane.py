@@ -29,6 +29,9 @@ MAX_SOURCE = 4 << 20
 SEGMENT_NS = 600 * 10**9
 """py-spy keeps a chrometrace in memory and writes it at its end: a new one every ten minutes bounds both its memory
 and what a killed one takes along. austin writes as it goes; its files are bounded so."""
+SEGMENT_BYTES = 256 << 20
+"""austin writes 0.7 MB/s for twelve threads at 100 Hz: this bounds the lines of one file, and so the memory to read it,
+whatever the number of threads."""
 
 
 class Lane:
@@ -143,8 +146,10 @@ class Lane:
             self._retry_ns = now + RETRY_NS
             if self._ready():
                 self.start(rate_hz)
-        elif current is not None and current is self.current and now - current.began_ns > SEGMENT_NS:
-            self.replace(rate_hz)
+        elif current is not None and current is self.current:
+            large = isinstance(current, Austin) and current.written_bytes > SEGMENT_BYTES
+            if large or now - current.began_ns > SEGMENT_NS:
+                self.replace(rate_hz)
 
     def _austin_ended(self, ended: Austin, alive: bool, now: int) -> None:
         """austin has ended by itself: at the process's end, or because it can't read it, or lost its hold on it."""

@@ -14,7 +14,7 @@ from pyspy_helpers import MARKS, Recording, line, looks
 from recording_helpers import PERFSCOPE, wait_for
 
 from perfscope.collectors.base import Options
-from perfscope.collectors.pyspy import austin, checks
+from perfscope.collectors.pyspy import austin, checks, lane
 from perfscope.collectors.pyspy import sampler as sampling
 from perfscope.errors import CollectorError
 from perfscope.model.session import Session
@@ -157,12 +157,35 @@ def test_the_session_says_which_sampler_it_was_and_its_flame_graph_shows_the_pro
     flame = [*PERFSCOPE, "flame", str(tmp_path / "s"), "--weight", "samples", "--format", "folded", "-o", "-"]
     shown = subprocess.run(flame, check=True, capture_output=True, text=True).stdout
     assert "spin_a" in shown and "spin_b" in shown
+    (raw,) = (tmp_path / "s" / "raw" / "pyspy").glob("*.austin.txt*")
+    again = subprocess.run(
+        [*PERFSCOPE, "import", str(raw), "-o", str(tmp_path / "again")], capture_output=True, text=True
+    )
+    assert again.returncode == 0, again.stderr
+    frames = [f.function for f in Session.open(tmp_path / "again").stacks.frames]
+    assert {"spin_a", "spin_b"} <= set(frames)
 
 
 def test_native_frames_are_not_asked_of_it(tmp_path: Path) -> None:
     argv = [*PERFSCOPE, "record", "--python-sampler", "austin", "--native", "-o", str(tmp_path / "s"), "--", "true"]
     done = subprocess.run(argv, capture_output=True, text=True)
     assert done.returncode == 2 and "--native" in done.stderr
+
+
+def test_a_large_file_is_followed_by_another_one(
+    tmp_path: Path, program: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lane, "SEGMENT_BYTES", 20_000)
+    target = program(MARKS)
+    line(target)
+    recording = Recording(tmp_path, Options(python_sampler="austin", rate_hz=400))
+    recording.start(target.pid)
+    (stacks, _) = recording.collector._lanes()
+    recording.until(lambda: len(stacks.done) > 1)
+    session = recording.finish()
+    rows = sorted((r["time_ns"], r["time_ns"] + r["duration_ns"]) for r in looks(session))
+    assert all(b[0] >= a[1] for a, b in itertools.pairwise(rows))  # the next one took over: nothing twice
+    assert len(recording.report.covered_ns) == 1 and recording.report.status == "ok", recording.report
 
 
 STORM = """
