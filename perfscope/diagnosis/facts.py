@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -13,7 +13,19 @@ import pyarrow.compute as pc
 from perfscope.diagnosis.intervals import Intervals, joined, overlap_ns, shared_ns, union, union_ns
 from perfscope.diagnosis.kernels import Kernel, measured
 from perfscope.diagnosis.thresholds import Thresholds, defaults
-from perfscope.merge.slices import DISK, GC, GIL, GPU_SYNC, LOCK, RUNNABLE, RUNNING, SLEEP, UNKNOWN, ThreadSlices
+from perfscope.merge.slices import (
+    DISK,
+    GC,
+    GIL,
+    GPU_SYNC,
+    LOCK,
+    RUNNABLE,
+    RUNNING,
+    SLEEP,
+    STATES,
+    UNKNOWN,
+    ThreadSlices,
+)
 from perfscope.merge.waits import futex_state
 from perfscope.model.session import Session
 from perfscope.model.stacks import ROOT, Frame, StackTable
@@ -61,19 +73,6 @@ class Facts:
         """(pid, tid) -> index into `threads`; the last one where a tid was used twice."""
         return {(t.pid, t.tid): i for i, t in enumerate(self.threads)}
 
-    @cached_property
-    def _all(self) -> tuple[Intervals, npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        whole = joined(
-            [Intervals(t.start_ns, t.end_ns, np.full(len(t.start_ns), i, np.int64)) for i, t in enumerate(self.threads)]
-        )
-        if not self.threads:
-            return whole, np.empty(0, np.uint8), np.empty(0, np.int32)
-        return (
-            whole,
-            np.concatenate([t.state for t in self.threads]),
-            np.concatenate([t.stack_id for t in self.threads]),
-        )
-
     def pids(self, runtime: str) -> list[int]:
         """Processes of a runtime that have at least one thread here."""
         present = {t.pid for t in self.threads}
@@ -87,24 +86,40 @@ class Facts:
         self, states: Iterable[int], pids: Iterable[int] | None = None
     ) -> tuple[Intervals, npt.NDArray[np.int32]]:
         """As `spent`, with the stack_id of each slice."""
-        whole, state, stack = self._all
-        mask = np.isin(state, list(states))
-        if pids is not None:
-            mask &= np.isin(whole.thread, self._threads_of(pids))
-        return whole.where(mask), stack[mask]
+        masks = list(self._in(states, pids))
+        ends = np.cumsum([np.count_nonzero(mask) for _, mask in masks], dtype=np.int64)
+        size = int(ends[-1]) if len(ends) else 0
+        start, end, thread = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int32)
+        stack = np.empty(size, np.int32)
+        for (i, mask), last in zip(masks, ends.tolist(), strict=True):
+            t, rows = self.threads[i], slice(last - int(np.count_nonzero(mask)), last)
+            start[rows], end[rows], stack[rows], thread[rows] = t.start_ns[mask], t.end_ns[mask], t.stack_id[mask], i
+        return Intervals(start, end, thread), stack
 
-    def _threads_of(self, pids: Iterable[int]) -> list[int]:
-        wanted = set(pids)
-        return [i for i, t in enumerate(self.threads) if t.pid in wanted]
+    def any_ns(self, states: Iterable[int]) -> int:
+        """How long at least one thread was in one of these states."""
+        states = list(states)
+        times = [
+            union(self.threads[i].start_ns[mask], self.threads[i].end_ns[mask]) for i, mask in self._in(states, None)
+        ]
+        start, end = (np.concatenate([t[column] for t in times] or [np.empty(0, np.int64)]) for column in range(2))
+        start, end = union(start, end)
+        return int((end - start).sum())
+
+    def _in(self, states: Iterable[int], pids: Iterable[int] | None) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
+        """Each thread of these processes (of all, if None), and which of its slices are in these states."""
+        wanted = np.zeros(len(STATES), bool)
+        wanted[list(states)] = True
+        processes = None if pids is None else set(pids)
+        for i, t in enumerate(self.threads):
+            if processes is None or t.pid in processes:
+                yield i, wanted[t.state]
 
     @cached_property
     def unknown_pct(self) -> float | None:
         """Share of all thread time whose state no source knows; None without any thread time."""
-        whole, state, _ = self._all
-        total = whole.total_ns
-        if total == 0:
-            return None
-        return 100 * whole.where(state == UNKNOWN).total_ns / total
+        total = sum(int(t.end_ns[-1] - t.start_ns[0]) for t in self.threads if len(t.start_ns))
+        return 100 * self.spent([UNKNOWN]).total_ns / total if total else None
 
     def ceiling_pct(self, lost: Intervals, *, work_stays: bool) -> float:
         """Upper bound on the share of elapsed time (0..100) that is saved if `lost` time took none.
@@ -118,7 +133,7 @@ class Facts:
         if self.elapsed_ns <= 0 or not len(lost):
             return 0.0
         mine = lost.by_thread()
-        others = self._active_outside(lost)
+        others = joined(list(self._active_outside(lost)))
         saved = max(shared_ns(lost, others), float(next(iter(mine.values()))))
         saved = min(saved, float(union_ns(lost)))
         if work_stays and self.cores:
@@ -126,28 +141,19 @@ class Facts:
             saved = min(saved, max(0.0, self.elapsed_ns - running / self.cores))
         return min(100.0, 100 * saved / self.elapsed_ns)
 
-    def _active_outside(self, lost: Intervals) -> Intervals:
-        """Active time of all threads, less what is `lost` (which may cut slices of a thread anywhere)."""
-        whole, state, _ = self._all
-        mask = np.isin(state, ACTIVE)
-        if len(whole) and len(lost):
-            # Whole slices, as most losses are, only need leaving out. They are sorted by thread and start.
-            span = int(whole.end_ns.max() - whole.start_ns.min()) + 1
-            keys = whole.thread * span + (whole.start_ns - whole.start_ns.min())
-            row = np.minimum(
-                np.searchsorted(keys, lost.thread * span + (lost.start_ns - whole.start_ns.min())), len(keys) - 1
-            )
-            same = (whole.thread[row] == lost.thread) & (whole.start_ns[row] == lost.start_ns)
-            if (same & (whole.end_ns[row] == lost.end_ns)).all():
-                mask[row] = False
-                return whole.where(mask)
-        active = whole.where(mask)
-        parts = []
-        for thread in np.unique(active.thread):
-            mine = active.where(active.thread == thread)
-            cut = lost.where(lost.thread == thread)
-            parts.append(subtract(mine, cut) if len(cut) else mine)
-        return joined(parts)
+    def _active_outside(self, lost: Intervals) -> Iterator[Intervals]:
+        """Active time of each thread, less what is `lost` (which may cut slices of a thread anywhere)."""
+        lost_by = lost.split()
+        for i, mask in self._in(ACTIVE, None):
+            t, cut = self.threads[i], lost_by.get(i)
+            if cut is not None and len(mask):
+                # Whole slices, as most losses are, only need leaving out.
+                row = np.minimum(np.searchsorted(t.start_ns, cut.start_ns), len(mask) - 1)
+                if ((t.start_ns[row] == cut.start_ns) & (t.end_ns[row] == cut.end_ns)).all():
+                    mask[row] = False
+                    cut = None
+            active = Intervals(t.start_ns[mask], t.end_ns[mask], np.full(int(np.count_nonzero(mask)), i, np.int32))
+            yield active if cut is None else subtract(active, cut)
 
     def ceiling_of_parts_pct(self, running: Intervals, part: Mapping[int, float]) -> float:
         """As ceiling_pct for work that goes away, where of each thread's `running` time a share (0..1) is lost."""
@@ -156,16 +162,17 @@ class Facts:
         totals = running.by_thread()
         lost = {thread: share * totals.get(thread, 0) for thread, share in part.items()}
         # The integral is over all of the process's running time; of it the same share is lost as of its total.
-        spread = shared_ns(running, self._active_outside(running)) * sum(lost.values()) / max(running.total_ns, 1)
+        others = joined(list(self._active_outside(running)))
+        spread = shared_ns(running, others) * sum(lost.values()) / max(running.total_ns, 1)
         return min(100.0, 100 * max(spread, *lost.values()) / self.elapsed_ns)
 
     def lost_pct(self, lost: Intervals) -> float:
         """Share of the working time of the threads in `lost` that is lost: lost / (lost + their other active time)."""
         if not len(lost):
             return 0.0
-        others = self._active_outside(lost)
-        others = others.where(np.isin(others.thread, np.unique(lost.thread)))
-        return 100 * lost.total_ns / (lost.total_ns + others.total_ns)
+        losers = set(lost.by_thread())
+        others = sum(o.total_ns for i, o in enumerate(self._active_outside(lost)) if i in losers)
+        return 100 * lost.total_ns / (lost.total_ns + others)
 
     # Stacks
 
@@ -194,8 +201,10 @@ class Facts:
     @cached_property
     def _wakes(self) -> dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """tid -> when it was woken, ascending, and by which tid."""
-        table = self.session.table("sched").select(["tid", "wake_ns", "waker_tid"]).drop_null()
-        tid, wake, waker = (c.to_numpy() for c in table.columns)
+        parts = [(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int32))]
+        for piece in self.session.batches("sched", ["tid", "wake_ns", "waker_tid"]):
+            parts.append(tuple(column.to_numpy() for column in piece.drop_null().columns))
+        tid, wake, waker = (np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.lexsort((wake, tid))
         tid, wake, waker = tid[order], wake[order], waker[order]
         distinct, first = np.unique(tid, return_index=True)
@@ -324,12 +333,8 @@ def _standard_library(frame: Frame) -> bool:
 
 def subtract(whole: Intervals, cut: Intervals) -> Intervals:
     """What of one thread's intervals lies outside `cut` (of the same thread)."""
-    times = np.concatenate((whole.start_ns, whole.end_ns, cut.start_ns, cut.end_ns))
-    w, c = np.ones(len(whole), np.int64), np.ones(len(cut), np.int64)
-    zw, zc = np.zeros(2 * len(whole), np.int64), np.zeros(2 * len(cut), np.int64)
-    order = np.argsort(times, kind="stable")
-    times = times[order]
-    inside = np.cumsum(np.concatenate((w, -w, zc))[order])[:-1] > 0
-    outside = np.cumsum(np.concatenate((zw, c, -c))[order])[:-1] == 0
-    keep = inside & outside & (np.diff(times) > 0)
-    return Intervals(times[:-1][keep], times[1:][keep], np.full(int(keep.sum()), whole.thread[0], np.int64))
+    start, end = union(cut.start_ns, cut.end_ns)
+    return whole.within(np.concatenate(([_LONG_AGO], end)), np.concatenate((start, [-_LONG_AGO])))
+
+
+_LONG_AGO = -(1 << 62)

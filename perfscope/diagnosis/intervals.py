@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Int64 = npt.NDArray[np.int64]
 
+_BLOCK = 1 << 18
+"""Intervals worked on at a time, so that what is computed on the way takes little memory beside them."""
+
 
 @dataclass(frozen=True)
 class Intervals:
-    """n intervals [start_ns, end_ns), each of one thread (index into Facts.threads); int64[n] each.
+    """n intervals [start_ns, end_ns), int64[n] each. thread: index into Facts.threads of each, int32[n] or int64[n].
 
     Those of one thread don't overlap each other.
     """
 
     start_ns: Int64
     end_ns: Int64
-    thread: Int64
+    thread: npt.NDArray[np.integer[Any]]
 
     @classmethod
     def of(cls, rows: list[tuple[int, int, int]]) -> Intervals:
@@ -40,15 +45,26 @@ class Intervals:
 
     def within(self, starts: Int64, ends: Int64) -> Intervals:
         """The parts that lie within disjoint, ordered intervals [starts, ends)."""
-        first = np.searchsorted(ends, self.start_ns, side="right")
-        count = np.maximum(np.searchsorted(starts, self.end_ns, side="left") - first, 0)
-        mine = np.repeat(np.arange(len(self)), count)
-        other = np.arange(len(mine)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
-        return Intervals(
-            np.maximum(self.start_ns[mine], starts[other]),
-            np.minimum(self.end_ns[mine], ends[other]),
-            self.thread[mine],
-        )
+        parts = []
+        for at in range(0, len(self), _BLOCK):
+            start, end, thread = (c[at : at + _BLOCK] for c in (self.start_ns, self.end_ns, self.thread))
+            first = np.searchsorted(ends, start, side="right")
+            count = np.maximum(np.searchsorted(starts, end, side="left") - first, 0)
+            mine = np.repeat(np.arange(len(start)), count)
+            other = np.arange(len(mine)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
+            parts.append(
+                Intervals(np.maximum(start[mine], starts[other]), np.minimum(end[mine], ends[other]), thread[mine])
+            )
+        return joined(parts)
+
+    def split(self) -> dict[int, Intervals]:
+        """Thread -> its intervals, in their order."""
+        order = np.argsort(self.thread, kind="stable")
+        threads, first = np.unique(self.thread[order], return_index=True)
+        return {
+            int(thread): Intervals(self.start_ns[rows], self.end_ns[rows], self.thread[rows])
+            for thread, rows in zip(threads, np.split(order, first[1:]), strict=False)  # of none there is one part
+        }
 
     def by_thread(self) -> dict[int, int]:
         """Thread -> total length of its intervals, longest first."""
@@ -69,6 +85,8 @@ def joined(parts: list[Intervals]) -> Intervals:
     """All intervals of all parts."""
     if not parts:
         return Intervals.of([])
+    if len(parts) == 1:
+        return parts[0]
     return Intervals(
         np.concatenate([p.start_ns for p in parts]),
         np.concatenate([p.end_ns for p in parts]),
@@ -79,14 +97,11 @@ def joined(parts: list[Intervals]) -> Intervals:
 def union(start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
     """The same instants as disjoint intervals in order."""
     keep = end_ns > start_ns
-    start_ns, end_ns = start_ns[keep], end_ns[keep]
-    if not len(start_ns):
-        return start_ns, end_ns
-    order = np.argsort(start_ns, kind="stable")
-    start, reach = start_ns[order], np.maximum.accumulate(end_ns[order])
-    first = np.concatenate(([True], start[1:] > reach[:-1]))
-    last = np.concatenate((first[1:], [True]))
-    return start[first], reach[last]
+    start, end = (np.sort(times[keep], kind="stable") for times in (start_ns, end_ns))  # runs of a thread are merged
+    # Nothing covers the moment before the i-th start if as many have ended before it as have begun.
+    first = np.ones(len(start), bool)
+    first[1:] = start[1:] > end[:-1]
+    return start[first], end[np.roll(first, -1)]
 
 
 def union_ns(intervals: Intervals) -> int:
@@ -108,7 +123,11 @@ def overlap_ns(start_ns: Int64, end_ns: Int64, within: tuple[Int64, Int64]) -> I
         covered: Int64 = before[index] - past
         return covered
 
-    return covered_until(end_ns) - covered_until(start_ns)
+    found = np.empty(len(start_ns), np.int64)
+    for at in range(0, len(found), _BLOCK):
+        rows = slice(at, at + _BLOCK)
+        found[rows] = covered_until(end_ns[rows]) - covered_until(start_ns[rows])
+    return found
 
 
 def shared_ns(part: Intervals, whole: Intervals) -> float:
@@ -116,17 +135,19 @@ def shared_ns(part: Intervals, whole: Intervals) -> float:
 
     `part` and `whole` must not overlap within a thread.
     """
-    times = np.concatenate((part.start_ns, part.end_ns, whole.start_ns, whole.end_ns))
-    if not len(times):
-        return 0.0
-    up, down = np.ones(len(part), np.int64), np.ones(len(whole), np.int64)
-    zeros = np.zeros(2 * len(whole), np.int64)
-    in_part = np.concatenate((up, -up, zeros))
-    in_both = np.concatenate((up, -up, down, -down))
-    order = np.argsort(times, kind="stable")
-    times = times[order]
-    depth_part = np.cumsum(in_part[order])[:-1]
-    depth_both = np.cumsum(in_both[order])[:-1]
-    lengths = np.diff(times)
-    live = (depth_part > 0) & (lengths > 0)
-    return float((lengths[live] * depth_part[live] / depth_both[live]).sum())
+    edges = [np.sort(t, kind="stable") for t in (part.start_ns, part.end_ns, whole.start_ns, whole.end_ns)]
+    blocks = np.unique(np.concatenate([times[::_BLOCK] for times in edges] + [times[-1:] for times in edges]))
+    shared = 0.0
+    for low, high in pairwise(blocks.tolist()):
+        # Of each kind the edges in the block, and how many came before it.
+        rows = [slice(*np.searchsorted(times, (low, high))) for times in edges]
+        counts = [r.stop - r.start for r in rows]
+        times = np.concatenate([[low], *(times[r] for times, r in zip(edges, rows, strict=True))])
+        in_part = np.repeat((rows[0].start - rows[1].start, 1, -1, 0, 0), [1, *counts])
+        in_whole = np.repeat((rows[2].start - rows[3].start, 0, 0, 1, -1), [1, *counts])
+        order = np.argsort(times, kind="stable")
+        depth_part, depth_whole = np.cumsum(in_part[order]), np.cumsum(in_whole[order])
+        lengths = np.diff(times[order], append=high)
+        live = (depth_part > 0) & (lengths > 0)
+        shared += float((lengths[live] * (depth_part[live] / (depth_part[live] + depth_whole[live]))).sum())
+    return shared

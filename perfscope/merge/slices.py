@@ -21,7 +21,8 @@ RUNNING, RUNNABLE, DISK, LOCK, GIL, GC, SLEEP, STOPPED, UNKNOWN, GPU_SYNC = rang
 class ThreadSlices:
     """All of one thread's observed time: slices follow each other without gap or overlap, in time order.
 
-    start_ns, end_ns: int64[n]; start_ns[i + 1] == end_ns[i]; sum(end - start) is the thread's observed time, exactly.
+    start_ns, end_ns: int64[n]; start_ns[i + 1] == end_ns[i], so they may share their memory; sum(end - start) is the
+        thread's observed time, exactly.
     stack_id: int32[n], into Session.stacks; ROOT (-1) where no sample says: shown as "[unsampled]".
     state: uint8[n], index into STATES.
     """
@@ -45,10 +46,8 @@ def joined(parts: Sequence[ThreadSlices]) -> ThreadSlices:
     first = np.cumsum([len(part.start_ns) for part in filled])[:-1]
     keep = np.ones(len(start), bool)
     keep[first] = (stack[first] != stack[first - 1]) | (state[first] != state[first - 1])
-    start, stack, state = start[keep], stack[keep], state[keep]
-    return replace(
-        filled[0], start_ns=start, end_ns=np.append(start[1:], filled[-1].end_ns[-1]), stack_id=stack, state=state
-    )
+    edges = np.append(start[keep], filled[-1].end_ns[-1])
+    return replace(filled[0], start_ns=edges[:-1], end_ns=edges[1:], stack_id=stack[keep], state=state[keep])
 
 
 STATE_LABELS = {

@@ -355,6 +355,5 @@ def _cut(info: ThreadInfo, part: _Blocked, seen: Intervals, looks: _Looks) -> Th
 
     new = np.ones(len(bounds), bool)
     new[1:] = (state[1:] != state[:-1]) | (at[1:] != at[:-1])
-    start = bounds[new]
-    end = np.append(start[1:], high)[: len(start)]
-    return ThreadSlices(info.pid, info.tid, info.name, info.process, start, end, at[new], state[new])
+    edges = np.append(bounds[new], high)
+    return ThreadSlices(info.pid, info.tid, info.name, info.process, edges[:-1], edges[1:], at[new], state[new])

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfscope.diagnosis import intervals
 from perfscope.diagnosis.facts import subtract
 from perfscope.diagnosis.intervals import Intervals, overlap_ns, shared_ns, union, union_ns
 
@@ -44,6 +45,13 @@ def test_overlap_counts_the_instants_within(pairs, others):
 def rows(threads, letter):
     """Unit intervals of every instant at which a thread shows the letter."""
     return Intervals.of([(t, t + 1, n) for n, line in enumerate(threads) for t, c in enumerate(line) if c == letter])
+
+
+@pytest.fixture(autouse=True, params=[2, intervals._BLOCK], ids=["in small blocks", "in one block"], scope="module")
+def block(request):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(intervals, "_BLOCK", request.param)
+        yield
 
 
 @settings(deadline=None)

@@ -96,7 +96,7 @@ _BESIDE = (
 def _of_the_program(facts: Facts, intervals: Intervals) -> Intervals:
     java = set(facts.pids("java"))
     beside = [i for i, t in enumerate(facts.threads) if t.pid in java and (t.name or "").startswith(_BESIDE)]
-    return intervals.where(~np.isin(intervals.thread, beside))
+    return intervals.where(~np.isin(intervals.thread, beside)) if beside else intervals
 
 
 _MOST = 0.6
@@ -116,12 +116,12 @@ def own_share_pct(facts: Facts) -> float | None:
 
     The idle thread (0) as predecessor says nothing about who was in the way and is left out; None if nothing is known.
     """
-    sched = facts.session.table("sched").select(["wake_ns", "on_ns", "prev_tid"]).drop_null()
-    wake, on = sched["wake_ns"].to_numpy(), sched["on_ns"].to_numpy()
-    previous = sched["prev_tid"].to_numpy()
-    counts = (previous > 0) & (on > wake)
-    waited = (on - wake)[counts]
-    if not waited.sum():
-        return None
-    own = np.isin(previous[counts], np.asarray([t.tid for t in facts.threads], np.int64))
-    return float(100 * waited[own].sum() / waited.sum())
+    tids = np.asarray([t.tid for t in facts.threads], np.int64)
+    own = total = 0
+    for piece in facts.session.batches("sched", ["wake_ns", "on_ns", "prev_tid"]):
+        wake, on, previous = (column.to_numpy() for column in piece.drop_null().columns)
+        counts = (previous > 0) & (on > wake)
+        waited = (on - wake)[counts]
+        total += int(waited.sum())
+        own += int(waited[np.isin(previous[counts], tids)].sum())
+    return 100 * own / total if total else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from perfscope.diagnosis.describe import against, flame, not_evaluable, observed, ok
 from perfscope.diagnosis.facts import ACTIVE, Facts
-from perfscope.diagnosis.intervals import union_ns
 from perfscope.diagnosis.thresholds import Limits
 from perfscope.merge.slices import RUNNING, SLEEP
 from perfscope.model.finding import Finding, Severity, Verdict, Where
@@ -23,7 +22,7 @@ def evaluate(facts: Facts, limits: Limits) -> Verdict:
         return not_evaluable(RULE, f"no sched events: {gap[0]}", gap[1])
     if facts.unknown_pct is None or facts.unknown_pct > 50 or facts.elapsed_ns <= 0:
         return not_evaluable(RULE, "most threads' time has no sched events", "perfscope record as root")
-    busy = 100 * union_ns(facts.spent(ACTIVE)) / facts.elapsed_ns
+    busy = 100 * facts.any_ns(ACTIVE) / facts.elapsed_ns
     why = f"at least one thread was busy in {busy:.1f} % of the recording"
     if busy >= limits["busy_pct"].value:
         return ok(RULE, why)
