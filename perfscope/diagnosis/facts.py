@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from perfscope.diagnosis.intervals import Intervals, joined, overlap_ns, shared_ns, union, union_ns
+from perfscope.diagnosis.intervals import BLOCK, Intervals, joined, overlap_ns, shared_ns, union, union_ns
 from perfscope.diagnosis.kernels import Kernel, measured
 from perfscope.diagnosis.thresholds import Thresholds, defaults
 from perfscope.merge.slices import (
@@ -133,7 +133,7 @@ class Facts:
         if self.elapsed_ns <= 0 or not len(lost):
             return 0.0
         mine = lost.by_thread()
-        others = joined(list(self._active_outside(lost)))
+        others = joined([active for _, active in self._active_outside(lost)])
         saved = max(shared_ns(lost, others), float(next(iter(mine.values()))))
         saved = min(saved, float(union_ns(lost)))
         if work_stays and self.cores:
@@ -141,8 +141,8 @@ class Facts:
             saved = min(saved, max(0.0, self.elapsed_ns - running / self.cores))
         return min(100.0, 100 * saved / self.elapsed_ns)
 
-    def _active_outside(self, lost: Intervals) -> Iterator[Intervals]:
-        """Active time of each thread, less what is `lost` (which may cut slices of a thread anywhere)."""
+    def _active_outside(self, lost: Intervals) -> Iterator[tuple[int, Intervals]]:
+        """Each thread and its active time, part by part, less what is `lost` (which may cut slices anywhere)."""
         lost_by = lost.split()
         for i, mask in self._in(ACTIVE, None):
             t, cut = self.threads[i], lost_by.get(i)
@@ -152,8 +152,10 @@ class Facts:
                 if ((t.start_ns[row] == cut.start_ns) & (t.end_ns[row] == cut.end_ns)).all():
                     mask[row] = False
                     cut = None
-            active = Intervals(t.start_ns[mask], t.end_ns[mask], np.full(int(np.count_nonzero(mask)), i, np.int32))
-            yield active if cut is None else subtract(active, cut)
+            for at in range(0, len(mask), BLOCK):
+                rows = at + np.flatnonzero(mask[at : at + BLOCK])
+                active = Intervals(t.start_ns[rows], t.end_ns[rows], np.full(len(rows), i, np.int32))
+                yield i, active if cut is None else subtract(active, cut)
 
     def ceiling_of_parts_pct(self, running: Intervals, part: Mapping[int, float]) -> float:
         """As ceiling_pct for work that goes away, where of each thread's `running` time a share (0..1) is lost."""
@@ -162,7 +164,7 @@ class Facts:
         totals = running.by_thread()
         lost = {thread: share * totals.get(thread, 0) for thread, share in part.items()}
         # The integral is over all of the process's running time; of it the same share is lost as of its total.
-        others = joined(list(self._active_outside(running)))
+        others = joined([active for _, active in self._active_outside(running)])
         spread = shared_ns(running, others) * sum(lost.values()) / max(running.total_ns, 1)
         return min(100.0, 100 * max(spread, *lost.values()) / self.elapsed_ns)
 
@@ -171,7 +173,7 @@ class Facts:
         if not len(lost):
             return 0.0
         losers = set(lost.by_thread())
-        others = sum(o.total_ns for i, o in enumerate(self._active_outside(lost)) if i in losers)
+        others = sum(active.total_ns for i, active in self._active_outside(lost) if i in losers)
         return 100 * lost.total_ns / (lost.total_ns + others)
 
     # Stacks
@@ -333,7 +335,10 @@ def _standard_library(frame: Frame) -> bool:
 
 def subtract(whole: Intervals, cut: Intervals) -> Intervals:
     """What of one thread's intervals lies outside `cut` (of the same thread)."""
-    start, end = union(cut.start_ns, cut.end_ns)
+    if not len(whole):
+        return whole
+    near = (cut.end_ns > whole.start_ns.min()) & (cut.start_ns < whole.end_ns.max())
+    start, end = union(cut.start_ns[near], cut.end_ns[near])
     return whole.within(np.concatenate(([_LONG_AGO], end)), np.concatenate((start, [-_LONG_AGO])))
 
 

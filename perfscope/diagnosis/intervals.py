@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 Int64 = npt.NDArray[np.int64]
 
-_BLOCK = 1 << 18
+BLOCK = 1 << 18
 """Intervals worked on at a time, so that what is computed on the way takes little memory beside them."""
 
 
@@ -46,8 +46,8 @@ class Intervals:
     def within(self, starts: Int64, ends: Int64) -> Intervals:
         """The parts that lie within disjoint, ordered intervals [starts, ends)."""
         parts = []
-        for at in range(0, len(self), _BLOCK):
-            start, end, thread = (c[at : at + _BLOCK] for c in (self.start_ns, self.end_ns, self.thread))
+        for at in range(0, len(self), BLOCK):
+            start, end, thread = (c[at : at + BLOCK] for c in (self.start_ns, self.end_ns, self.thread))
             first = np.searchsorted(ends, start, side="right")
             count = np.maximum(np.searchsorted(starts, end, side="left") - first, 0)
             mine = np.repeat(np.arange(len(start)), count)
@@ -124,8 +124,8 @@ def overlap_ns(start_ns: Int64, end_ns: Int64, within: tuple[Int64, Int64]) -> I
         return covered
 
     found = np.empty(len(start_ns), np.int64)
-    for at in range(0, len(found), _BLOCK):
-        rows = slice(at, at + _BLOCK)
+    for at in range(0, len(found), BLOCK):
+        rows = slice(at, at + BLOCK)
         found[rows] = covered_until(end_ns[rows]) - covered_until(start_ns[rows])
     return found
 
@@ -136,7 +136,7 @@ def shared_ns(part: Intervals, whole: Intervals) -> float:
     `part` and `whole` must not overlap within a thread.
     """
     edges = [np.sort(t, kind="stable") for t in (part.start_ns, part.end_ns, whole.start_ns, whole.end_ns)]
-    blocks = np.unique(np.concatenate([times[::_BLOCK] for times in edges] + [times[-1:] for times in edges]))
+    blocks = np.unique(np.concatenate([times[::BLOCK] for times in edges] + [times[-1:] for times in edges]))
     shared = 0.0
     for low, high in pairwise(blocks.tolist()):
         # Of each kind the edges in the block, and how many came before it.

@@ -47,10 +47,10 @@ def rows(threads, letter):
     return Intervals.of([(t, t + 1, n) for n, line in enumerate(threads) for t, c in enumerate(line) if c == letter])
 
 
-@pytest.fixture(autouse=True, params=[2, intervals._BLOCK], ids=["in small blocks", "in one block"], scope="module")
+@pytest.fixture(autouse=True, params=[2, intervals.BLOCK], ids=["in small blocks", "in one block"], scope="module")
 def block(request):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(intervals, "_BLOCK", request.param)
+        patch.setattr(intervals, "BLOCK", request.param)
         yield
 
 
