@@ -1,10 +1,10 @@
-"""How long the merge takes, and how much memory.
+"""How long merge and diagnosis take, and how much memory.
 
     python benchmarks/merge_speed.py [--sched N] [--samples N] [--threads N]
 
 Makes a session of N scheduler records, N samples and as many futex waits as a server of that many threads would have,
-then, in a fresh process, opens it and builds thread_time and the call tree. Prints seconds and the peak of resident
-memory of that process, its reading included.
+then, in a fresh process each, opens it and builds thread_time and the call tree, or runs all rules on it. Prints
+seconds and the peak of resident memory of these processes, their reading included.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow.compute as pc
 
+from perfscope.diagnosis.engine import diagnose
 from perfscope.merge import build_tree, thread_time
-from perfscope.model.info import SessionInfo
+from perfscope.model.info import CollectorReport, SessionInfo
 from perfscope.model.session import Session
 from perfscope.model.session_writer import SessionWriter
 from perfscope.model.stacks import Frame
@@ -50,11 +51,13 @@ def make(path: Path, sched: int, samples: int, threads: int) -> None:
         off = np.cumsum(run + blocked, axis=1) - blocked + clock[:, None]
         clock = off[:, -1] + blocked[:, -1]
         on = off + blocked
-        order = np.argsort(off.ravel(), kind="stable")
+        order = np.argsort(on.ravel(), kind="stable")  # a record is written when it is whole
         tid = np.repeat(tids, count)[order]
         state = np.array(["S", "R", "D"])[random.choice(3, len(order), p=[0.7, 0.25, 0.05])]
         wake = np.where(state == "R", off.ravel()[order], on.ravel()[order] - 5_000)
+        others = random.choice(tids, (2, len(order)))
         columns = {"off_ns": off.ravel()[order], "wake_ns": wake, "on_ns": on.ravel()[order], "state": state}
+        columns |= {"waker_tid": others[0], "prev_tid": others[1]}
         writer.append("sched", {"pid": np.full(len(order), PID), "tid": tid, **columns})
         waits = np.flatnonzero(state == "S")[::4]
         writer.append(
@@ -91,7 +94,21 @@ def make(path: Path, sched: int, samples: int, threads: int) -> None:
                 "torn": random.random(per_thread) < 0.02,
             },
         )
-    writer.finish(SessionInfo(command=["python", "serve.py"], start_ns=0, stop_ns=span))
+    info = SessionInfo(command=["python", "serve.py"], start_ns=0, stop_ns=span, host={"cpus_online": 2})
+    info.collectors = {name: CollectorReport("ok") for name in ("ebpf", "pyspy")}
+    writer.finish(info)
+
+
+def measure_diagnosis(path: Path) -> dict[str, float]:
+    """Seconds and MB for opening the session and judging it."""
+    start = time.monotonic()
+    found = diagnose(Session.open(path))
+    return {
+        "diagnosis_s": round(time.monotonic() - start, 2),
+        "cpu_s": round(time.process_time(), 2),
+        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "rules_evaluated": sum(verdict.verdict != "not_evaluable" for verdict in found.verdicts),
+    }
 
 
 def measure(path: Path) -> dict[str, float]:
@@ -121,14 +138,16 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=100_000)
     parser.add_argument("--threads", type=int, default=40)
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--diagnose", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.measure:
-        print(json.dumps(measure(options.measure)))
+    if options.measure or options.diagnose:
+        print(json.dumps(measure(options.measure) if options.measure else measure_diagnosis(options.diagnose)))
         return
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "speed.perfscope"
         make(path, options.sched, options.samples, options.threads)
-        subprocess.run([sys.executable, __file__, "--measure", str(path)], check=True)
+        for what in ("--measure", "--diagnose"):
+            subprocess.run([sys.executable, __file__, what, str(path)], check=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 tables.py, sources.py   a session's tables by thread, in the columns that the merge needs
 waits.py                what a blocked thread waited for
+stretches.py            a thread's scheduler records -> its stretches off the CPU, a part of its time after the other
 timeline.py             tables -> ThreadSlices, one thread at a time, conserved to the nanosecond
 facts.py                ThreadSlices -> time by thread, stack, state and window; thread_time for the rules
 tree.py, notes.py       these -> CallTree with several weights, and what must be said beside it
