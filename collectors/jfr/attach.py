@@ -76,7 +76,8 @@ def check_attachable(process: Process) -> None:
             f"JVM {process.pid} was started with -XX:+DisableAttachMechanism",
             hint="start it without that option, or with -XX:StartFlightRecording and import the .jfr file",
         )
-    if not jvm.catches_sigquit(process.pid) and not socket_path(process).exists():
+    listens = jvm.catches_sigquit(process.pid) and jvm.past_its_start(process)
+    if not listens and not socket_path(process).exists():
         raise NotReadyError(
             f"JVM {process.pid} does not take attach requests (yet): it is starting, or runs with -Xrs",
             hint="start it without -Xrs, or with -XX:+StartAttachListener",
@@ -161,6 +162,10 @@ def _request_socket(process: Process, path: Path, owner: tuple[int, int]) -> Non
         )
     try:
         check_attachable(process)  # once more, right before the signal
+        try:
+            os.stat(name, dir_fd=folder)  # without it the signal would ask for a thread dump
+        except FileNotFoundError:
+            raise NotReadyError(f"JVM {process.pid} removed the request to attach: it is starting") from None
         _signal(process)
         deadline = time.monotonic() + CONNECT_SECONDS
         while not path.exists():

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import struct
+import time
 from pathlib import Path
 
 from perfscope import procfs
@@ -53,6 +54,21 @@ def catches_sigquit(pid: int) -> bool:
         if line.startswith("SigCgt:"):
             return bool(int(line.split()[1], 16) >> (signal.SIGQUIT - 1) & 1)
     return False
+
+
+STARTED_S = 10.0
+
+
+def past_its_start(process: Process) -> bool:
+    """True once HotSpot is past the moment at which it removes what earlier attachers may have left.
+
+    It takes SIGQUIT some ms before that. A request placed then is removed, and the signal that follows makes it print
+    a thread dump on the target's stdout (measured on JDK 17: one start of 60). Its service thread is made after that;
+    JDK 8 gives its threads no names, so that its age has to do.
+    """
+    names = {procfs.comm(process.pid, tid) for tid in procfs.threads(process.pid)}
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - process.start_ticks / os.sysconf("SC_CLK_TCK")
+    return "Service Thread" in names or age_s > STARTED_S
 
 
 def attach_disabled(pid: int) -> bool:
