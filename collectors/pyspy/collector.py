@@ -152,7 +152,10 @@ class PySpyCollector(Collector):
         self.report.details |= {"rate_hz": self._budget.rate_hz, "own_cpu_highest_share": self._budget.highest}
         self.report.details |= reading.details()
         if self._austin is not None:
-            self.report.details["austin_version"] = austin.version(self._austin)
+            tool = austin.version(self._austin)
+            self.report.details["austin_version"] = tool
+            if "austin" in str(self.report.details["sampler"]):
+                self.report.version = f"stacks by austin {tool}, GIL holders by py-spy {self.report.version}"
         if (clock := reading.clock_map()) is not None:
             self.clocks["pyspy"] = clock
         self._conclude(reading)

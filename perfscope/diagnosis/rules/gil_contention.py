@@ -99,7 +99,7 @@ def _holder(facts: Facts, pid: int, waits: Intervals) -> tuple[Frame, float, int
     else:
         running, stacks = facts.slices([RUNNING], [pid])
         weights = overlap_ns(running.start_ns, running.end_ns, union(waits.start_ns, waits.end_ns))
-        by = "samples (py-spy) of threads on a CPU (sched) during the waits"
+        by = "Python samples of threads on a CPU (sched) during the waits"
     functions = by_function(facts, stacks, np.asarray(weights, np.int64), "python")
     if not functions:
         return None

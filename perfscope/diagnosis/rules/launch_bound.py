@@ -103,7 +103,7 @@ def _hot_line(
 
     Samples of the host in the gaps, where they cover at least half of them; else the launches that ended them.
     """
-    stack, ns, by = parts.stack[busy], parts.ns[busy].astype(float), "samples in the gaps (py-spy)"
+    stack, ns, by = parts.stack[busy], parts.ns[busy].astype(float), "Python samples in the gaps"
     if ns[stack != ROOT].sum() < ns.sum() / 2 or not ns.sum():
         stack, ns = gpu.rows.stack[gpu.gaps.next].astype(np.int32), lost.astype(float)
         by = "stacks of the launches that ended the gaps (CUPTI, exact)"

@@ -38,7 +38,7 @@ from perfscope.model.stacks import ROOT
 
 RULE = "python-hotspot"
 NEEDS = ("ebpf", "pyspy")
-MEASURED = "samples (py-spy) on a CPU (sched, exact)"
+MEASURED = "Python samples on a CPU (sched, exact)"
 BY_GIL = "GIL holders (py-spy)"
 NOT_KNOWN = "without eBPF, code that lets the GIL go, as numpy does, is not counted"
 
@@ -65,7 +65,7 @@ _MEND = (
     "cache its results, vectorise it with numpy, move the loop into a compiled library (tokenizers, a C extension, "
     "Cython, Numba), or call it less often by batching"
 )
-_MORE_LOOKS = "a longer recording, a higher rate with -r, or a host with a CPU to spare for py-spy"
+_MORE_LOOKS = "a longer recording, a higher rate with -r, or a host with a CPU to spare for the sampler"
 
 
 class _Missing:
@@ -82,7 +82,7 @@ def _process(facts: Facts, limits: Limits, pid: int) -> Finding | str | _Missing
         return f"pid {pid}: its CPU time is below {limits['gives_back_pct'].value:g} % of the recording"
     period = _period_ns(facts, pid)
     if period is None:
-        return _Missing(f"pid {pid}: no py-spy samples with times")
+        return _Missing(f"pid {pid}: no Python samples with times")
     threads, stacks, looks = facts.looks_on_cpu(pid)
     owners = facts.own_code["python"][stacks]
     known = owners != ROOT
@@ -94,7 +94,7 @@ def _process(facts: Facts, limits: Limits, pid: int) -> Finding | str | _Missing
     if unsampled > limits["unsampled_pct"].value:
         return _Missing(
             f"pid {pid}: {unsampled:.0f} % of its CPU time has no Python stack (threads without Python, or "
-            "py-spy got no CPU to look)"
+            "the sampler got no CPU to look)"
         )
     frame, count, stack = by_function(facts, owners, looks, "python")[0]
     share = count / seen
@@ -120,7 +120,7 @@ def _process(facts: Facts, limits: Limits, pid: int) -> Finding | str | _Missing
             against("ceiling of elapsed time saved", gain, limits["gives_back_pct"], MEASURED),
             observed("CPU time of the process", 100 * share, "%", MEASURED),
             observed("upper end of the 95 % interval", 100 * high, "%", MEASURED),
-            against("looks at running threads", seen, limits["looks"], "samples (py-spy)"),
+            against("looks at running threads", seen, limits["looks"], "Python samples"),
             against("CPU time without a Python stack", unsampled, limits["unsampled_pct"], MEASURED),
         ),
         round(gain, 1),
