@@ -1,7 +1,8 @@
 """Many events of one type at once: the compressed integers of thousands of events read as columns.
 
 Reading value by value takes most of its time in Python's own steps; most events hold nothing but such integers. Types
-with text, arrays, bytes or floats are left to the readers of compiler.py, as are events that are damaged.
+with arrays, bytes, floats or more text than one at the end are left to the readers of compiler.py, as are events that
+are damaged.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
 from perfscope.collectors.jfr.integers import LONGEST, decoded
-from perfscope.collectors.jfr.metadata import Field, Metadata, Type
-from perfscope.collectors.jfr.varint import Buffer
+from perfscope.collectors.jfr.metadata import STRING, Field, Metadata, Type
+from perfscope.collectors.jfr.varint import Buffer, MalformedError, string
 
 FEW = 100
 """Of fewer events, reading each alone is quicker."""
@@ -26,6 +27,8 @@ _HEADER = 2
 """Integers before an event's fields: its size and its type."""
 _USUAL = 4
 """Bytes of an integer, on average over an event: nearly always at most."""
+
+_TEXT = "text"
 
 _Values = npt.NDArray[np.uint64]
 _AS: dict[str, Callable[[_Values], npt.NDArray[Any]]] = {
@@ -41,22 +44,27 @@ _AS: dict[str, Callable[[_Values], npt.NDArray[Any]]] = {
 class Columns:
     """Where the wanted fields of a type are among its integers. wanted: a column and its kind, or those of a structure.
 
-    width: integers of an event, its header included. single: those that are one byte, whatever it holds.
+    width: integers of an event, its header included. single: those that are one byte, whatever it holds. text: whether
+    a text follows them, whose column is _TEXT.
     """
 
     wanted: list[Any]
     width: int
     single: list[int]
+    text: bool = False
 
     @classmethod
     def of(cls, metadata: Metadata, type_: Type, wanted: Collection[str]) -> Columns | None:
-        """Those of the fields in `wanted`, in the type's order; None if it holds other things than integers.
+        """Those of the fields in `wanted`, in the type's order; None if it holds other things than these.
 
         type_: one that compile_reader takes, so neither endless nor too large.
         """
         found = cls([], _HEADER, [])
-        for field in type_.fields:
+        for number, field in enumerate(type_.fields, 1):
             column = found._add(metadata, field)
+            if number == len(type_.fields) and not (field.array or field.pooled):
+                found.text = metadata.types[field.type_id].name == STRING
+                column = _TEXT if found.text else column
             if column is None:
                 return None
             if field.name in wanted:
@@ -82,8 +90,35 @@ class Columns:
         events = max(_PIECE // (self.width * LONGEST), 1)
         for first in range(0, len(positions), events):
             piece = positions[first : first + events]
-            values = _integers(buffer, np.asarray(piece, np.int64), self.width, self.single)
-            yield piece, None if values is None else list(zip(*(_listed(values, c) for c in self.wanted), strict=True))
+            yield piece, self._rows(b, buffer, np.asarray(piece, np.int64))
+
+    def _rows(
+        self, b: Buffer, buffer: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64]
+    ) -> list[tuple[Any, ...]] | None:
+        found = _integers(buffer, positions, self.width, self.single)
+        if found is None:
+            return None
+        values, behind = found
+        texts: list[Any] = []
+        if self.text:
+            try:
+                texts = _texts(b, behind, positions + values[:, 0].astype(np.int64))
+            except (MalformedError, IndexError):
+                return None
+        columns = [texts if column is _TEXT else _listed(values, column) for column in self.wanted]
+        return list(zip(*columns, strict=True)) if columns else [()] * len(positions)
+
+
+def _texts(b: Buffer, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> list[Any]:
+    """Texts in [start, end) of the buffer, of which most are alike: each is read once."""
+    known: dict[bytes, Any] = {}
+    texts = []
+    for first, last in zip(start.tolist(), end.tolist(), strict=True):
+        raw = bytes(b[first:last])  # type: ignore[index]  # any buffer
+        if raw not in known:
+            known[raw] = string(raw, 0)[0]
+        texts.append(known[raw])
+    return texts
 
 
 def _listed(values: _Values, column: Any) -> list[Any]:
@@ -96,8 +131,8 @@ def _listed(values: _Values, column: Any) -> list[Any]:
 
 def _integers(
     buffer: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64], width: int, single: list[int]
-) -> _Values | None:
-    """uint64[events, width]: the first integers of each event.
+) -> tuple[_Values, npt.NDArray[np.int64]] | None:
+    """uint64[events, width]: the first integers of each event; int64[events]: positions behind these.
 
     None if some event is shorter than these or damaged, or so near the buffer's end that it might be.
     """
@@ -118,4 +153,5 @@ def _integers(
     if length.max() > LONGEST or (length[:, single] > 1).any():
         return None
     table = decoded(byte, start.ravel(), length.ravel()).reshape(-1, width)
-    return table if (end[:, -1] - row < table[:, 0].astype(np.int64)).all() else None
+    read = end[:, -1] + 1 - row
+    return (table, positions + read) if (read <= table[:, 0].astype(np.int64)).all() else None
