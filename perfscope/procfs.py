@@ -49,7 +49,8 @@ class SchedStat(NamedTuple):
 
 def _read(path: str) -> bytes | None:
     try:
-        return Path(path).read_bytes()
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (a third of Path's time, in what runs 20 times a second)
+            return file.readall()
     except OSError:
         return None
 

@@ -16,6 +16,8 @@ from perfscope.collectors.pyspy.naming import Naming
 from perfscope.collectors.pyspy.sampler import Failure, Sampler
 from perfscope.procfs import Process
 
+GIL_EVERY = 2
+"""The GIL's holder is looked for at every second look: shares need fewer looks than stacks."""
 RETRY_NS = 300_000_000
 MAX_FAILURES = 5
 """Attempts in a row before a process is given up: an interpreter that only just starts needs the second or third."""
@@ -74,6 +76,8 @@ class Lane:
             self._count += 1  # an earlier process had that pid
         options = self.context.options
         instance: Sampler
+        if self.gil:
+            rate_hz = max(1, rate_hz // GIL_EVERY)
         if self.austin:
             self.restarts += self._again
             self._again = False
