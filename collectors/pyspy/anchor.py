@@ -12,11 +12,11 @@ from __future__ import annotations
 import datetime
 import os
 import re
-from pathlib import Path
 
 import numpy as np
 
 from perfscope.clock import ClockMap
+from perfscope.collectors.pyspy.memory import writable
 
 STAMP_NS = 1_000
 """Stamps are whole microseconds, cut off."""
@@ -72,23 +72,12 @@ def measure(
 def _instant(pid: int, first_ns: int, last_ns: int) -> int | None:
     """The one Instant within [first_ns, last_ns] in the writable memory of a process; None if there isn't just one."""
     found: set[int] = set()
-    left = _MOST_BYTES
     try:
         memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-            span, rights, *_ = line.split(None, 2)
-            start, end = (int(bound, 16) for bound in span.split("-"))
-            if not rights.startswith("rw") or end - start > left:
-                continue
-            left -= end - start
-            try:
-                data = os.pread(memory, end - start, start)
-            except OSError:
-                continue
-            words = np.frombuffer(data, np.int64, len(data) // 8)
+        for _, words in writable(pid, memory, _MOST_BYTES):
             for second in {first_ns // 10**9, last_ns // 10**9}:
                 at = np.flatnonzero(words[:-1] == second) + 1
                 nanoseconds = words[at] & 0xFFFF_FFFF

@@ -1,8 +1,8 @@
 """Where austin's time lies on CLOCK_MONOTONIC.
 
 austin counts on CLOCK_BOOTTIME, in whole microseconds, and its file holds differences only. But the stamp of its latest
-look lies in its memory. It is found there once, by its value (a time since austin began), and read about ten times a
-second. Each such reading is the stamp of one look; which one, the file's sums say: they differ from look to look by
+look lies in its memory. It is found there once, by its value (a time since austin began), and read two to ten times
+a second. Each such reading is the stamp of one look; which one, the file's sums say: they differ from look to look by
 some random microseconds, so that a few readings fit in one way only. Where the file lacks a look (austin then writes
 nothing, and counts its time to no look at all) or holds one too many, the readings after that fit in another way: the
 looks between the last reading that fits the one, and the first that fits the other, have no known time.
@@ -13,12 +13,12 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
 from perfscope.clock import ClockMap
 from perfscope.collectors.pyspy.austinfile import Piece
+from perfscope.collectors.pyspy.memory import writable
 from perfscope.collectors.pyspy.slices import I64
 
 STAMP_US = 1
@@ -76,19 +76,8 @@ class Stamps:
 
     def _find(self, memory: int) -> None:
         """Finds all values that are times since austin began: when it began to sample, and of its latest look."""
-        left = _MOST_BYTES
         found: dict[int, int] = {}
-        for line in Path(f"/proc/{self.pid}/maps").read_text().splitlines():
-            span, rights, *_ = line.split(None, 2)
-            start, end = (int(bound, 16) for bound in span.split("-"))
-            if not rights.startswith("rw") or end - start > left:
-                continue
-            left -= end - start
-            try:
-                data = os.pread(memory, end - start, start)
-            except OSError:
-                continue
-            words = np.frombuffer(data, np.int64, len(data) // 8)
+        for start, words in writable(self.pid, memory, _MOST_BYTES):
             now_us = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
             for at in np.flatnonzero((words >= self.began_us) & (words <= now_us)):
                 found[start + 8 * int(at)] = int(words[at])
