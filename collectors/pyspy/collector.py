@@ -23,9 +23,6 @@ STARTS_PER_S = 2
 """Processes attached to at once, and per second after that. Attaching two py-spys costs ~0.1 s of CPU time, so that
 attaching to each child of a target that forks all the time would take more than their sampling may."""
 
-WATCH_NS = 400_000_000
-"""Time between two looks at the samplers' own cost and clocks, once they are at work: /proc costs, too."""
-
 
 class PySpyCollector(Collector):
     """Python stacks of every Python process of the target, and its GIL holders.
@@ -47,7 +44,6 @@ class PySpyCollector(Collector):
         self._lowered: list[str] = []
         self._judged: list[Sampler] = []
         self._austin: str | None = None
-        self._watched_ns = 0
 
     @classmethod
     def check(cls, options: Options) -> Iterable[Check]:
@@ -103,10 +99,6 @@ class PySpyCollector(Collector):
 
     def _watch_cost(self, now: int) -> None:
         running = [lane.current for lane in self._lanes() if lane.current is not None]
-        young = any(i.sampling_ns is None or now - i.sampling_ns < 10**9 for i in running)
-        if not young and now - self._watched_ns < WATCH_NS:
-            return
-        self._watched_ns = now
         for instance in running:
             instance.watch()
         # What those that are being replaced still use, to write their files, says nothing about the rate.
