@@ -5,7 +5,8 @@ look lies in its memory. It is found there once, by its value (a time since aust
 a second. Each such reading is the stamp of one look; which one, the file's sums say: they differ from look to look by
 some random microseconds, so that a few readings fit in one way only. Where the file lacks a look (austin then writes
 nothing, and counts its time to no look at all) or holds one too many, the readings after that fit in another way: the
-looks between the last reading that fits the one, and the first that fits the other, have no known time.
+looks between the last reading but one that fits the one way, and the second that fits the other, have no known time
+(one reading may fit by chance).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ STAMP_US = 1
 _TOGETHER = 12
 """Readings that are looked at together to find the way in which they fit."""
 _FEWEST = 3
-"""Readings, and half of those looked at, that must fit where the bounds are wide: two fit somewhere by chance."""
+"""Readings, half of those looked at, and twice as many as fit in any other way, that must fit: some do by chance."""
 _APART_US = 300_000
 """Most that looks missing from the file, or double in it, may move the rest at once."""
 _MOST_PIECES = 1000
@@ -94,39 +95,42 @@ class Stamps:
 def align(elapsed: I64, readings: I64, earliest_us: int, latest_us: int) -> list[Piece]:
     """Which looks have which time: pieces of the file, each with the time of its zero, within which all readings fit.
 
-    elapsed: the file's sums. readings: stamps read from one place. [earliest_us, latest_us]: of the zero of the first
-    piece. Empty if no reading fits.
+    elapsed: the file's sums. readings: stamps read from one place. [earliest_us, latest_us]: of the zero of a file that
+    lacks nothing. Empty if no reading fits, or too few to tell.
     """
     pieces: list[Piece] = []
     readings = readings[readings > 0]
-    zero, first = _zero(elapsed, readings[:_TOGETHER], earliest_us, latest_us), 0
-    while zero is not None and len(pieces) < _MOST_PIECES:
+    bounds, end, whole = (earliest_us, latest_us), 0, True
+    # A look that is missing before the first reading would bring the zero out of bounds that are so close.
+    sure = len(elapsed) < 3 or latest_us - earliest_us < np.diff(elapsed)[1:].min()
+    while len(readings) and len(pieces) < _MOST_PIECES:
+        zero = _zero(elapsed[end:], readings[:_TOGETHER], *bounds, whole=whole)
+        if zero is None:  # it fits nothing else: looks before it, and between it and others, are missing
+            readings = readings[1:]
+            bounds = (earliest_us - _APART_US, latest_us + _APART_US) if whole else bounds
+            whole = False
+            continue
         at = np.searchsorted(elapsed, readings - zero)
         fits = (at < len(elapsed)) & (elapsed[np.minimum(at, len(elapsed) - 1)] == readings - zero)
         good = int(np.argmin(np.append(fits, False)))
+        # The first and the last reading that fit may do so by chance, from the other side of a shift.
+        first = (0 if sure else int(at[0])) if whole else int(at[min(1, good - 1)])
         if good == len(readings) or readings[good] - zero > elapsed[-1]:
             pieces.append(Piece(first, len(elapsed), zero))  # the last look may be in austin's memory alone
             break
-        end, known = first, zero
-        if good:
-            end = int(at[good - 1]) + 1
-            pieces.append(Piece(first, end, zero))
-        zero, readings = None, readings[good:]
-        while zero is None and len(readings):
-            bounds = known - _APART_US, known + _APART_US
-            zero = _zero(elapsed[end:], readings[:_TOGETHER], *bounds, near=known)
-            if zero is None:
-                readings = readings[1:]  # two shifts between three readings: it fits nothing else
-            else:
-                # The look after the one that fits: that one may be the last before the shift, its reading one beyond.
-                first = end + int(np.searchsorted(elapsed[end:], readings[0] - zero)) + 1
+        end = int(at[max(0, good - 2)]) + 1
+        pieces.append(Piece(first, end, zero))
+        readings, bounds, whole = readings[good:], (zero - _APART_US, zero + _APART_US), False
     return [piece for piece in pieces if piece.first < piece.end]
 
 
-def _zero(elapsed: I64, readings: I64, earliest: int, latest: int, near: int | None = None) -> int | None:
-    """The zero within bounds that the most readings fit, the first of them among these; of equals that nearest `near`
-    (the latest where that is None). None if none fits, or too few to tell."""
-    if not len(readings) or not len(elapsed):
+def _zero(elapsed: I64, readings: I64, earliest: int, latest: int, *, whole: bool) -> int | None:
+    """The zero within bounds that more readings fit than any other, the first of them among these.
+
+    None if too few fit to tell: another look's sum is as far from the next by chance. whole: nothing is known to be
+    missing, so that the few readings of a short file are enough where they all fit, and in one way only.
+    """
+    if not len(elapsed):
         return None
     from_ = np.searchsorted(elapsed, readings[0] - latest)
     to = np.searchsorted(elapsed, readings[0] - earliest, side="right")
@@ -136,10 +140,12 @@ def _zero(elapsed: I64, readings: I64, earliest: int, latest: int, near: int | N
     wanted = readings[None, :] - candidates[:, None]
     at = np.minimum(np.searchsorted(elapsed, wanted), len(elapsed) - 1)
     votes = (elapsed[at] == wanted).sum(axis=1)
-    if near is not None and votes.max() < max(_FEWEST, len(readings) / 2):
+    enough = max(_FEWEST, len(readings) / 2)
+    if votes.max() < (min(enough, len(readings)) if whole else enough):
         return None
-    best = candidates[votes == votes.max()]
-    return int(best[np.argmin(np.abs(best - (latest if near is None else near)))])
+    best = int(votes.argmax())
+    others = np.delete(votes, best).max(initial=0)
+    return int(candidates[best]) if votes[best] >= 2 * others else None
 
 
 def clock_map(zero_us: int, error_us: int, offsets: tuple[int, int], resolution_ns: int, method: str) -> ClockMap:
