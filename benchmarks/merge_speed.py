@@ -30,6 +30,7 @@ from perfscope.model.stacks import Frame
 
 PID = 4121
 PIECE = 1_000_000
+LOCKS = 8
 
 
 def make(path: Path, sched: int, samples: int, threads: int) -> None:
@@ -68,7 +69,8 @@ def make(path: Path, sched: int, samples: int, threads: int) -> None:
                 "start_ns": columns["off_ns"][waits] - 1000,
                 "end_ns": columns["on_ns"][waits] + 1000,
                 "kind": np.array(["gil", "futex"])[random.integers(0, 2, len(waits))],
-                "address": np.full(len(waits), 1, np.uint64),
+                "address": random.integers(1, LOCKS + 1, len(waits), np.uint64),
+                "waker_tid": others[0][waits],
             },
         )
     stacks = [

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from perfscope.diagnosis.intervals import BLOCK, Intervals, joined, overlap_ns, shared_ns, union, union_ns
+from perfscope.diagnosis.intervals import Growth, Int64, Intervals, depth, groups, joined, overlap_ns, union, union_ns
 from perfscope.diagnosis.kernels import Kernel, measured
 from perfscope.diagnosis.thresholds import Thresholds, defaults
+from perfscope.merge.intervals import FAR
 from perfscope.merge.slices import (
     DISK,
     GC,
@@ -26,6 +28,7 @@ from perfscope.merge.slices import (
     UNKNOWN,
     ThreadSlices,
 )
+from perfscope.merge.tables import thread_keys
 from perfscope.merge.waits import futex_state
 from perfscope.model.session import Session
 from perfscope.model.stacks import ROOT, Frame, StackTable
@@ -33,6 +36,9 @@ from perfscope.model.stacks import ROOT, Frame, StackTable
 ACTIVE = (RUNNING, RUNNABLE, DISK, LOCK, GIL, GC, GPU_SYNC)
 """States in which a thread works or waits for a resource; in the others it waits for work, or nothing is known."""
 
+_IS_ACTIVE = np.isin(np.arange(len(STATES)), ACTIVE).astype(np.int8)
+
+StackIds = npt.NDArray[np.int32]
 
 _MANY_ROWS = 5
 
@@ -73,6 +79,11 @@ class Facts:
         """(pid, tid) -> index into `threads`; the last one where a tid was used twice."""
         return {(t.pid, t.tid): i for i, t in enumerate(self.threads)}
 
+    def numbers(self, pid: int, tids: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int32]:
+        """Index into `threads` of each tid of a process; -1 if it isn't there."""
+        distinct, which = np.unique(tids, return_inverse=True)
+        return np.asarray([self.index.get((pid, tid), -1) for tid in distinct.tolist()], np.int32)[which]
+
     def pids(self, runtime: str) -> list[int]:
         """Processes of a runtime that have at least one thread here."""
         present = {t.pid for t in self.threads}
@@ -96,15 +107,21 @@ class Facts:
             start[rows], end[rows], stack[rows], thread[rows] = t.start_ns[mask], t.end_ns[mask], t.stack_id[mask], i
         return Intervals(start, end, thread), stack
 
-    def any_ns(self, states: Iterable[int]) -> int:
-        """How long at least one thread was in one of these states."""
-        states = list(states)
-        times = [
-            union(self.threads[i].start_ns[mask], self.threads[i].end_ns[mask]) for i, mask in self._in(states, None)
-        ]
-        start, end = (np.concatenate([t[column] for t in times] or [np.empty(0, np.int64)]) for column in range(2))
-        start, end = union(start, end)
-        return int((end - start).sum())
+    @cached_property
+    def _state_ns(self) -> npt.NDArray[np.int64]:
+        """int64[threads, STATES]: how long each thread was in each state."""
+        totals = [np.bincount(t.state, t.end_ns - t.start_ns, len(STATES)) for t in self.threads]
+        return np.asarray(totals, np.int64).reshape(-1, len(STATES))
+
+    def total_ns(self, states: Iterable[int]) -> int:
+        """How long threads were in these states, all together."""
+        return int(self._state_ns[:, list(states)].sum())
+
+    @cached_property
+    def busy_ns(self) -> int:
+        """How long at least one thread was active."""
+        times, count = self._active_depth
+        return int(np.diff(times)[count[:-1] > 0].sum())
 
     def _in(self, states: Iterable[int], pids: Iterable[int] | None) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
         """Each thread of these processes (of all, if None), and which of its slices are in these states."""
@@ -118,8 +135,10 @@ class Facts:
     @cached_property
     def unknown_pct(self) -> float | None:
         """Share of all thread time whose state no source knows; None without any thread time."""
-        total = sum(int(t.end_ns[-1] - t.start_ns[0]) for t in self.threads if len(t.start_ns))
-        return 100 * self.spent([UNKNOWN]).total_ns / total if total else None
+        total = self.total_ns(range(len(STATES)))
+        return 100 * self.total_ns([UNKNOWN]) / total if total else None
+
+    # What time costs
 
     def ceiling_pct(self, lost: Intervals, *, work_stays: bool) -> float:
         """Upper bound on the share of elapsed time (0..100) that is saved if `lost` time took none.
@@ -132,30 +151,11 @@ class Facts:
         """
         if self.elapsed_ns <= 0 or not len(lost):
             return 0.0
-        mine = lost.by_thread()
-        others = joined([active for _, active in self._active_outside(lost)])
-        saved = max(shared_ns(lost, others), float(next(iter(mine.values()))))
+        saved = max(self._shared_ns(lost), float(next(iter(lost.by_thread().values()))))
         saved = min(saved, float(union_ns(lost)))
         if work_stays and self.cores:
-            running = self.spent([RUNNING]).total_ns
-            saved = min(saved, max(0.0, self.elapsed_ns - running / self.cores))
+            saved = min(saved, max(0.0, self.elapsed_ns - self.total_ns([RUNNING]) / self.cores))
         return min(100.0, 100 * saved / self.elapsed_ns)
-
-    def _active_outside(self, lost: Intervals) -> Iterator[tuple[int, Intervals]]:
-        """Each thread and its active time, part by part, less what is `lost` (which may cut slices anywhere)."""
-        lost_by = lost.split()
-        for i, mask in self._in(ACTIVE, None):
-            t, cut = self.threads[i], lost_by.get(i)
-            if cut is not None and len(mask):
-                # Whole slices, as most losses are, only need leaving out.
-                row = np.minimum(np.searchsorted(t.start_ns, cut.start_ns), len(mask) - 1)
-                if ((t.start_ns[row] == cut.start_ns) & (t.end_ns[row] == cut.end_ns)).all():
-                    mask[row] = False
-                    cut = None
-            for at in range(0, len(mask), BLOCK):
-                rows = at + np.flatnonzero(mask[at : at + BLOCK])
-                active = Intervals(t.start_ns[rows], t.end_ns[rows], np.full(len(rows), i, np.int32))
-                yield i, active if cut is None else subtract(active, cut)
 
     def ceiling_of_parts_pct(self, running: Intervals, part: Mapping[int, float]) -> float:
         """As ceiling_pct for work that goes away, where of each thread's `running` time a share (0..1) is lost."""
@@ -164,17 +164,50 @@ class Facts:
         totals = running.by_thread()
         lost = {thread: share * totals.get(thread, 0) for thread, share in part.items()}
         # The integral is over all of the process's running time; of it the same share is lost as of its total.
-        others = joined([active for _, active in self._active_outside(running)])
-        spread = shared_ns(running, others) * sum(lost.values()) / max(running.total_ns, 1)
+        spread = self._shared_ns(running) * sum(lost.values()) / max(running.total_ns, 1)
         return min(100.0, 100 * max(spread, *lost.values()) / self.elapsed_ns)
 
     def lost_pct(self, lost: Intervals) -> float:
         """Share of the working time of the threads in `lost` that is lost: lost / (lost + their other active time)."""
         if not len(lost):
             return 0.0
-        losers = set(lost.by_thread())
-        others = sum(active.total_ns for i, active in self._active_outside(lost) if i in losers)
-        return 100 * lost.total_ns / (lost.total_ns + others)
+        active = int(self._state_ns[np.ix_(list(lost.by_thread()), ACTIVE)].sum())
+        return 100 * lost.total_ns / (active + self._not_active(lost).total_ns)
+
+    def _shared_ns(self, lost: Intervals) -> float:
+        """Integral over time of (threads that lose it / threads active): each instant shared by all in it."""
+        beside = self._not_active(lost)
+        growth = self._share if not len(beside) else _share(*self._depth_with(beside))
+        return float(growth.within(lost.start_ns, lost.end_ns).sum())
+
+    @cached_property
+    def _share(self) -> Growth:
+        return _share(*self._active_depth)
+
+    @cached_property
+    def _active_depth(self) -> tuple[Int64, npt.NDArray[np.int32]]:
+        """How many threads were active, from each of these times on."""
+        return self._depth_with(Intervals.of([]))
+
+    def _depth_with(self, more: Intervals) -> tuple[Int64, npt.NDArray[np.int32]]:
+        """How many threads were active or in one of these intervals, which lie outside of their active time."""
+        parts = [self._active(thread) for thread in range(len(self.threads))]
+        starts, ends = zip(*parts, (more.start_ns, more.end_ns), strict=True)
+        return depth(np.concatenate(starts), np.concatenate(ends))
+
+    def _not_active(self, lost: Intervals) -> Intervals:
+        """What of `lost` lies outside of its threads' active time."""
+        parts = []
+        for thread, intervals in lost.split().items():
+            start, end = self._active(thread)
+            parts.append(intervals.within(np.append(-FAR, end), np.append(start, FAR)))
+        return joined(parts)
+
+    def _active(self, thread: int) -> tuple[Int64, Int64]:
+        """When a thread was active: disjoint intervals, in order."""
+        t = self.threads[thread]
+        edges = np.diff(_IS_ACTIVE[t.state], prepend=0, append=0)
+        return t.start_ns[edges[:-1] > 0], t.end_ns[edges[1:] < 0]
 
     # Stacks
 
@@ -182,11 +215,15 @@ class Facts:
     def stacks(self) -> StackTable:
         return self.session.stacks
 
-    def at(self, thread: int, time_ns: int) -> tuple[int, int]:
-        """(state, stack_id) of a thread at a time; (UNKNOWN, ROOT) before and after it was observed."""
-        t = self.threads[thread]
-        i = int(np.searchsorted(t.start_ns, time_ns, side="right")) - 1
-        return (UNKNOWN, ROOT) if i < 0 or time_ns >= t.end_ns[i] else (int(t.state[i]), int(t.stack_id[i]))
+    def at(self, thread: npt.NDArray[np.integer[Any]], time_ns: Int64) -> tuple[npt.NDArray[np.uint8], StackIds]:
+        """(state, stack_id) of threads, each at a time; (UNKNOWN, ROOT) before and after it was observed."""
+        state, stack = np.full(len(thread), UNKNOWN, np.uint8), np.full(len(thread), ROOT, np.int32)
+        for number, rows in groups(thread):
+            t, times = self.threads[number], time_ns[rows]
+            i = np.searchsorted(t.start_ns, times, side="right") - 1
+            seen = (i >= 0) & (times < t.end_ns[i])
+            state[rows], stack[rows] = np.where(seen, t.state[i], UNKNOWN), np.where(seen, t.stack_id[i], ROOT)
+        return state, stack
 
     @cached_property
     def innermost(self) -> dict[str, npt.NDArray[np.int32]]:
@@ -200,43 +237,47 @@ class Facts:
             result[layer] = found
         return result
 
-    @cached_property
-    def _wakes(self) -> dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """tid -> when it was woken, ascending, and by which tid."""
+    def woken_by(self, thread: npt.NDArray[np.integer[Any]], start_ns: Int64, end_ns: Int64) -> npt.NDArray[np.int32]:
+        """tid of who woke each thread last in (start_ns, end_ns]; -1 if unknown."""
+        tids = np.asarray([t.tid for t in self.threads], np.int32)[thread]
         parts = [(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int32))]
-        for piece in self.session.batches("sched", ["tid", "wake_ns", "waker_tid"]):
-            parts.append(tuple(column.to_numpy() for column in piece.drop_null().columns))
+        for piece in self.session.batches("sched", ["tid", "wake_ns", "waker_tid"]) if len(tids) else ():
+            tid, wake, waker = (column.to_numpy() for column in piece.drop_null().columns)
+            mine = np.isin(tid, tids)
+            parts.append((tid[mine], wake[mine], waker[mine]))
         tid, wake, waker = (np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.lexsort((wake, tid))
-        tid, wake, waker = tid[order], wake[order], waker[order]
-        distinct, first = np.unique(tid, return_index=True)
-        ends = np.append(first[1:], len(tid))
-        spans = zip(distinct.tolist(), first.tolist(), ends.tolist(), strict=False)  # without rows there is one end
-        return {t: (wake[a:b], waker[a:b]) for t, a, b in spans}
-
-    def woken_by(self, thread: int, start_ns: int, end_ns: int) -> int | None:
-        """tid of who woke the thread last in (start_ns, end_ns]; None if unknown."""
-        times, wakers = self._wakes.get(self.threads[thread].tid, (np.empty(0), np.empty(0)))
-        last = int(np.searchsorted(times, end_ns, side="right")) - 1
-        return int(wakers[last]) if last >= 0 and times[last] > start_ns else None
+        wakes = {t: (wake[order[rows]], waker[order[rows]]) for t, rows in groups(tid[order])}
+        found = np.full(len(tids), -1, np.int32)
+        for t, rows in groups(tids):
+            if t in wakes:
+                times, wakers = wakes[t]
+                last = np.searchsorted(times, end_ns[rows], side="right") - 1
+                known = (last >= 0) & (times[last] > start_ns[rows])
+                found[rows] = np.where(known, wakers[last], -1)
+        return found
 
     @cached_property
-    def _looks(self) -> dict[tuple[int, int], tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]]:
+    def _looks(self) -> dict[tuple[int, int], tuple[Int64, StackIds]]:
         """(pid, tid) of a Python thread -> times of the first looks of its samples, ascending, and their stacks."""
         rows = self.rows("samples", source=["pyspy", "austin"], torn=False)
         pid, tid, time, stack = (c.to_numpy() for c in rows.select(["pid", "tid", "time_ns", "stack_id"]).drop_null())
         order = np.lexsort((time, tid, pid))
-        keys = np.column_stack((pid, tid))[order]
-        new = np.flatnonzero(np.any(keys[1:] != keys[:-1], axis=1)) + 1
-        pieces = zip(np.split(keys, new), np.split(time[order], new), np.split(stack[order], new), strict=True)
-        return {(int(k[0, 0]), int(k[0, 1])): (times, stacks) for k, times, stacks in pieces if len(k)}
+        keys = thread_keys(pid, tid)[order]
+        return {(k >> 32, k & 0xFFFFFFFF): (time[order[r]], stack[order[r]]) for k, r in groups(keys)}
 
-    def look_within(self, thread: int, start_ns: int, end_ns: int) -> int | None:
-        """stack_id of the first look at a Python thread in [start_ns, end_ns); None if there was none."""
-        t = self.threads[thread]
-        times, stacks = self._looks.get((t.pid, t.tid), (np.empty(0), np.empty(0)))
-        first = int(np.searchsorted(times, start_ns))
-        return int(stacks[first]) if first < len(times) and times[first] < end_ns else None
+    def look_within(self, thread: npt.NDArray[np.integer[Any]], start_ns: Int64, end_ns: Int64) -> StackIds:
+        """stack_id of the first look at each Python thread in [start_ns, end_ns); ROOT if there was none."""
+        found = np.full(len(thread), ROOT, np.int32)
+        for number, rows in groups(thread):
+            t = self.threads[number]
+            if (t.pid, t.tid) in self._looks:
+                times, stacks = self._looks[t.pid, t.tid]
+                first = np.searchsorted(times, start_ns[rows])
+                last = np.minimum(first, len(times) - 1)
+                seen = (first < len(times)) & (times[last] < end_ns[rows])
+                found[rows] = np.where(seen, stacks[last], ROOT)
+        return found
 
     def looks_on_cpu(self, pid: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
         """(thread, stack_id, looks) of a Python process: how often a sampler saw each stack while it was on a CPU.
@@ -333,13 +374,6 @@ def _standard_library(frame: Frame) -> bool:
     )
 
 
-def subtract(whole: Intervals, cut: Intervals) -> Intervals:
-    """What of one thread's intervals lies outside `cut` (of the same thread)."""
-    if not len(whole):
-        return whole
-    near = (cut.end_ns > whole.start_ns.min()) & (cut.start_ns < whole.end_ns.max())
-    start, end = union(cut.start_ns[near], cut.end_ns[near])
-    return whole.within(np.concatenate(([_LONG_AGO], end)), np.concatenate((start, [-_LONG_AGO])))
-
-
-_LONG_AGO = -(1 << 62)
+def _share(times: Int64, count: npt.NDArray[np.int32]) -> Growth:
+    """Grows by what one of `count` threads has of each moment."""
+    return Growth(times, np.divide(1, count, out=np.zeros(len(count)), where=count > 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -40,8 +41,8 @@ class Intervals:
         """Sum of all lengths, overlaps counted as often as they occur."""
         return int((self.end_ns - self.start_ns).sum())
 
-    def where(self, mask: npt.NDArray[np.bool_]) -> Intervals:
-        return Intervals(self.start_ns[mask], self.end_ns[mask], self.thread[mask])
+    def where(self, rows: npt.NDArray[np.bool_ | np.intp] | slice) -> Intervals:
+        return Intervals(self.start_ns[rows], self.end_ns[rows], self.thread[rows])
 
     def within(self, starts: Int64, ends: Int64) -> Intervals:
         """The parts that lie within disjoint, ordered intervals [starts, ends)."""
@@ -50,6 +51,8 @@ class Intervals:
             start, end, thread = (c[at : at + BLOCK] for c in (self.start_ns, self.end_ns, self.thread))
             first = np.searchsorted(ends, start, side="right")
             count = np.maximum(np.searchsorted(starts, end, side="left") - first, 0)
+            if not count.any():
+                continue
             mine = np.repeat(np.arange(len(start)), count)
             other = np.arange(len(mine)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
             parts.append(
@@ -59,26 +62,27 @@ class Intervals:
 
     def split(self) -> dict[int, Intervals]:
         """Thread -> its intervals, in their order."""
-        order = np.argsort(self.thread, kind="stable")
-        threads, first = np.unique(self.thread[order], return_index=True)
-        return {
-            int(thread): Intervals(self.start_ns[rows], self.end_ns[rows], self.thread[rows])
-            for thread, rows in zip(threads, np.split(order, first[1:]), strict=False)  # of none there is one part
-        }
+        return {thread: self.where(rows) for thread, rows in groups(self.thread)}
 
     def by_thread(self) -> dict[int, int]:
         """Thread -> total length of its intervals, longest first."""
-        if not len(self):
-            return {}
-        threads, index = np.unique(self.thread, return_inverse=True)
-        totals = np.zeros(len(threads), np.int64)
-        np.add.at(totals, index, self.end_ns - self.start_ns)
-        order = np.argsort(-totals, kind="stable")
-        return {int(threads[i]): int(totals[i]) for i in order}
+        totals = np.bincount(self.thread, self.end_ns - self.start_ns)  # whole numbers: exact up to 2**53
+        threads = np.flatnonzero(np.bincount(self.thread))
+        order = np.argsort(-totals[threads], kind="stable")
+        return {int(thread): int(totals[thread]) for thread in threads[order]}
 
     def window(self) -> tuple[int, int] | None:
         """From the first start to the last end."""
         return (int(self.start_ns.min()), int(self.end_ns.max())) if len(self) else None
+
+
+def groups(keys: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[np.intp] | slice]]:
+    """Each distinct key, ascending, and the rows that have it, in their order."""
+    rows = None if np.all(keys[1:] >= keys[:-1]) else np.argsort(keys, kind="stable")
+    ordered = keys if rows is None else keys[rows]
+    edges = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1, append=ordered[-1:] + 1)).tolist()
+    for first, last in pairwise(edges):
+        yield int(ordered[first]), slice(first, last) if rows is None else rows[first:last]
 
 
 def joined(parts: list[Intervals]) -> Intervals:
@@ -130,24 +134,38 @@ def overlap_ns(start_ns: Int64, end_ns: Int64, within: tuple[Int64, Int64]) -> I
     return found
 
 
-def shared_ns(part: Intervals, whole: Intervals) -> float:
-    """Integral over time of (part's depth / depth of part and whole together): each instant shared by all in it.
+def depth(start_ns: Int64, end_ns: Int64) -> tuple[Int64, npt.NDArray[np.int32]]:
+    """Distinct times, ascending, and how many of the intervals hold each moment from there to the next; at the end 0.
 
-    `part` and `whole` must not overlap within a thread.
+    Times must lie within +-2**62.
     """
-    edges = [np.sort(t, kind="stable") for t in (part.start_ns, part.end_ns, whole.start_ns, whole.end_ns)]
-    blocks = np.unique(np.concatenate([times[::BLOCK] for times in edges] + [times[-1:] for times in edges]))
-    shared = 0.0
-    for low, high in pairwise(blocks.tolist()):
-        # Of each kind the edges in the block, and how many came before it.
-        rows = [slice(*np.searchsorted(times, (low, high))) for times in edges]
-        counts = [r.stop - r.start for r in rows]
-        times = np.concatenate([[low], *(times[r] for times, r in zip(edges, rows, strict=True))])
-        in_part = np.repeat((rows[0].start - rows[1].start, 1, -1, 0, 0), [1, *counts])
-        in_whole = np.repeat((rows[2].start - rows[3].start, 0, 0, 1, -1), [1, *counts])
-        order = np.argsort(times, kind="stable")
-        depth_part, depth_whole = np.cumsum(in_part[order]), np.cumsum(in_whole[order])
-        lengths = np.diff(times[order], append=high)
-        live = (depth_part > 0) & (lengths > 0)
-        shared += float((lengths[live] * (depth_part[live] / (depth_part[live] + depth_whole[live]))).sum())
-    return shared
+    edges = np.concatenate((start_ns << 1 | 1, end_ns << 1))  # the lowest bit says that one begins
+    edges.sort(kind="stable")  # runs of a thread are merged
+    count = np.cumsum((edges & 1).astype(np.int8) * 2 - 1, dtype=np.int32)
+    edges >>= 1
+    last = np.ones(len(edges), bool)
+    last[:-1] = edges[1:] != edges[:-1]
+    return edges[last], count[last]
+
+
+class Growth:
+    """A total that grows at an even rate from each of `times` (ascending, distinct) to the next.
+
+    rates: per ns; the last one, from the last time on, is 0, and so is what is before the first.
+    """
+
+    def __init__(self, times: Int64, rates: npt.NDArray[np.number]) -> None:
+        self._first = times[:1].sum()
+        self._times = (times - self._first).astype(np.float64)  # exact up to 2**53 ns
+        self._totals = np.zeros(len(times))
+        np.cumsum(np.diff(self._times) * rates[:-1], out=self._totals[1:])
+
+    def within(self, start_ns: Int64, end_ns: Int64) -> npt.NDArray[np.float64]:
+        """float64[n]: by how much it grew in each interval."""
+        if not len(self._times):
+            return np.zeros(len(start_ns))
+        return self._until(end_ns) - self._until(start_ns)
+
+    def _until(self, times: Int64) -> npt.NDArray[np.float64]:
+        totals: npt.NDArray[np.float64] = np.interp(times - self._first, self._times, self._totals)
+        return totals

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfscope.diagnosis import intervals
-from perfscope.diagnosis.facts import subtract
-from perfscope.diagnosis.intervals import Intervals, overlap_ns, shared_ns, union, union_ns
+from perfscope.diagnosis.intervals import Growth, Intervals, depth, groups, overlap_ns, union, union_ns
 
 LENGTH = 40
 any_intervals = st.lists(
@@ -55,33 +54,35 @@ def block(request):
 
 
 @settings(deadline=None)
-@given(instants_of_threads)
-def test_shared_time_divides_each_instant_by_those_in_it(threads):
-    expected = 0.0
-    for column in zip(*threads, strict=True):
-        part, whole = column.count("p"), column.count("w")
-        expected += part / (part + whole) if part else 0
-    assert shared_ns(rows(threads, "p"), rows(threads, "w")) == pytest.approx(expected)
+@given(any_intervals)
+def test_depth_counts_the_intervals_at_each_instant(pairs):
+    times, count = depth(array(pairs, 0), array(pairs, 1))
+    assert (np.diff(times) > 0).all()
+    for instant in range(-1, LENGTH + 2):
+        i = int(np.searchsorted(times, instant, side="right")) - 1
+        assert (int(count[i]) if i >= 0 else 0) == sum(a <= instant < b for a, b in pairs)
+
+
+@settings(deadline=None)
+@given(any_intervals, any_intervals)
+def test_growth_adds_up_the_rates_of_the_instants_within(pairs, others):
+    far = 1 << 61  # whole nanoseconds, however late
+    grown = Growth(*depth(array(pairs, 0) + far, array(pairs, 1) + far))
+    got = grown.within(array(others, 0) + far, array(others, 1) + far)
+    assert got.tolist() == pytest.approx([sum(a <= t < b for t in range(*o) for a, b in pairs) for o in others])
+
+
+@given(st.lists(st.integers(-2, 3), max_size=9))
+def test_groups_are_the_rows_of_each_key(keys):
+    rows = np.arange(len(keys))
+    found = [(key, rows[mine].tolist()) for key, mine in groups(np.asarray(keys, np.int64))]
+    assert found == [(k, [i for i, key in enumerate(keys) if key == k]) for k in sorted(set(keys))]
 
 
 @settings(deadline=None)
 @given(instants_of_threads)
 def test_union_of_threads_is_when_any_is_in_it(threads):
     assert union_ns(rows(threads, "p")) == sum("p" in column for column in zip(*threads, strict=True))
-
-
-@settings(deadline=None)
-@given(st.sets(st.integers(0, LENGTH)), any_intervals)
-def test_subtract_leaves_what_is_outside(times, cut):
-    whole = Intervals.of([(t, t + 1, 3) for t in sorted(times)])
-    start, end = union(array(cut, 0), array(cut, 1))
-    removed = Intervals(start, end, np.full(len(start), 3, np.int64))
-    if not times:
-        return
-    rest = subtract(whole, removed)
-    assert instants(rest.start_ns.tolist(), rest.end_ns.tolist()) == times - instants(start.tolist(), end.tolist())
-    assert rest.total_ns == len(times - instants(start.tolist(), end.tolist()))
-    assert set(rest.thread.tolist()) <= {3}
 
 
 def test_threads_are_listed_longest_first():

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from perfscope.clock import ClockMap
 from perfscope.diagnosis.engine import diagnose, judge
@@ -121,6 +123,27 @@ def test_ceiling_of_many_threads_that_rarely_wait_is_not_their_union(made):
         made.thread(n + 1, f"w{n}", [("disk" if slot == n else "running", 100, ROOT) for slot in range(20)])
     lost = [(START + n * 100 * MS, START + (n + 1) * 100 * MS, n) for n in range(20)]
     assert ceiling(made, lost) == pytest.approx(5)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.lists(st.sampled_from("lwbs"), min_size=12, max_size=12), min_size=1, max_size=4))
+def test_lost_time_shares_each_instant_with_all_that_are_active_or_lose_it(instants):
+    """Instants of a thread: lost (l, b) or not (w, s), active (l, w) or not (b, s): counted one by one."""
+    threads = [
+        ThreadSlices(
+            PID, n + 1, f"w{n}", "serve", np.arange(12), np.arange(1, 13), np.full(12, ROOT, np.int32),
+            np.asarray([STATES.index("running" if c in "lw" else "sleep") for c in line], np.uint8),
+        ) for n, line in enumerate(instants)
+    ]  # fmt: skip
+    facts = Facts(SimpleNamespace(info=SimpleNamespace(start_ns=0, stop_ns=12, host={})), threads)
+    lost = Intervals.of([(t, t + 1, n) for n, line in enumerate(instants) for t, c in enumerate(line) if c in "lb"])
+    columns = [(sum(c in "lb" for c in at), sum(c in "lwb" for c in at)) for at in zip(*instants, strict=True)]
+    most = max(sum(c in "lb" for c in line) for line in instants)
+    saved = min(max(sum(mine / all_ for mine, all_ in columns if all_), most), sum(mine > 0 for mine, _ in columns))
+    assert facts.ceiling_pct(lost, work_stays=True) == pytest.approx(100 * saved / 12)
+    working = sum(c in "lwb" for line in instants if {"l", "b"} & set(line) for c in line)
+    assert facts.lost_pct(lost) == pytest.approx(100 * len(lost) / working if working else 0)
+    assert facts.busy_ns == sum(any(c in "lw" for c in at) for at in zip(*instants, strict=True))
 
 
 def test_ceiling_is_nothing_where_nothing_is_lost(made):

@@ -10,11 +10,13 @@ gives_back: Facts.ceiling_pct with the work staying.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from perfscope.diagnosis.describe import (
     against,
@@ -31,9 +33,11 @@ from perfscope.diagnosis.describe import (
     where,
 )
 from perfscope.diagnosis.facts import Facts
-from perfscope.diagnosis.intervals import Intervals
+from perfscope.diagnosis.intervals import Growth, Int64, Intervals, depth, groups
 from perfscope.diagnosis.thresholds import Limits
-from perfscope.merge.slices import LOCK
+from perfscope.merge.intervals import FAR, bounded
+from perfscope.merge.slices import LOCK, SLEEP
+from perfscope.merge.tables import codes, filled, thread_keys
 from perfscope.merge.waits import futex_state, park_state
 from perfscope.model.finding import Evidence, Finding, Severity, Verdict
 from perfscope.model.stacks import ROOT
@@ -43,20 +47,30 @@ NEEDS = ("ebpf", "jfr")
 
 
 @dataclass(frozen=True)
-class _Lock:
-    """Waits for one lock. holders: for each wait the index of the thread that had it, or None.
+class _Waits:
+    """Contended waits. holders: for each the index of the thread that had the lock, or -1; stacks: the waiter's."""
 
-    certain: false if it may as well be a hand-over of work.
-    """
-
-    layer: str
-    pid: int
-    name: str
     waits: Intervals
-    holders: list[int | None]
-    stacks: list[int]
+    holders: npt.NDArray[np.int32]
+    stacks: npt.NDArray[np.int32]
+
+    def where(self, rows: npt.NDArray[np.intp] | slice) -> _Waits:
+        return _Waits(self.waits.where(rows), self.holders[rows], self.stacks[rows])
+
+
+@dataclass(frozen=True)
+class _Lock:
+    """A lock and the waits for it. certain: false if it may as well be a hand-over of work."""
+
+    name: str
+    contended: _Waits
+    layer: str
     measured_by: str
     certain: bool = True
+
+    @property
+    def waits(self) -> Intervals:
+        return self.contended.waits
 
 
 def evaluate(facts: Facts, limits: Limits) -> Verdict:
@@ -110,7 +124,7 @@ def _finding(facts: Facts, limits: Limits, lock: _Lock, lost: float, gain: float
         observed("longest wait", float(lengths.max()) / 1e6, "ms", lock.measured_by),
     ]
     text = f"{threads_text(facts, waits)} waited {seconds(waits.total_ns)} for {lock.name}"
-    waiting = by_function(facts, np.asarray(lock.stacks, np.int32), lengths, lock.layer)
+    waiting = by_function(facts, lock.contended.stacks, lengths, lock.layer)
     stack = ROOT
     if waiting:
         frame, _, stack = waiting[0]
@@ -136,114 +150,86 @@ def _finding(facts: Facts, limits: Limits, lock: _Lock, lost: float, gain: float
 
 def _held(facts: Facts, lock: _Lock) -> tuple[str, Evidence] | None:
     """(text, evidence) of the thread and code that held the lock while others waited."""
-    threads: dict[int, int] = defaultdict(int)
-    looked: dict[int, int] = defaultdict(int)  # stacks seen while it was held; without any, those in force
-    stacks: dict[int, int] = defaultdict(int)
-    own_ends = {t: np.sort(lock.waits.end_ns[lock.waits.thread == t]) for t in lock.waits.by_thread()}
-    spans = zip(lock.waits.start_ns.tolist(), lock.waits.end_ns.tolist(), lock.holders, strict=True)
-    for start, end, holder in spans:
-        if holder is None:
-            continue
-        # Who waited there itself has held it since its own last wait ended.
-        ends = own_ends.get(holder, np.empty(0, np.int64))
-        before = int(np.searchsorted(ends, end, side="left")) - 1
-        since = max(start, int(ends[before])) if before >= 0 else start
-        threads[holder] += end - since
-        look = facts.look_within(holder, since, end)
-        if look is not None:
-            looked[look] += end - since
-        slices = facts.threads[holder]
-        first = max(int(np.searchsorted(slices.start_ns, since, side="right")) - 1, 0)
-        last = int(np.searchsorted(slices.start_ns, end, side="left"))
-        for i in range(first, last):
-            stacks[int(slices.stack_id[i])] += int(min(slices.end_ns[i], end) - max(slices.start_ns[i], since))
-    if not threads:
+    known = lock.contended.where(np.flatnonzero(lock.contended.holders >= 0))
+    if not len(known.holders):
         return None
-    thread = max(threads, key=lambda t: threads[t])
-    share = 100 * threads[thread] / lock.waits.total_ns
-    text = thread_name(facts, thread) if len(threads) == 1 else f"{len(threads)} threads in turn"
-    stacks = looked or stacks
-    stacks.pop(ROOT, None)
-    code = by_function(
-        facts, np.asarray(list(stacks), np.int32), np.asarray(list(stacks.values()), np.int64), lock.layer
-    )
-    if code:
-        text += f" at {label(code[0][0])}"
-    what = f"held by {thread_name(facts, thread)}" + (f" at {label(code[0][0])}" if code else "")
-    return text, observed(what, share, "% of the waiting", lock.measured_by)
+    holders, since, until = known.holders, known.waits.start_ns.copy(), known.waits.end_ns
+    own = lock.waits.split()
+    for holder, rows in groups(holders):
+        if holder in own:  # who waited there itself has held it since its own last wait ended
+            ends = np.concatenate(([-FAR], np.sort(own[holder].end_ns)))
+            since[rows] = np.maximum(since[rows], ends[np.searchsorted(ends, until[rows]) - 1])
+    held = np.bincount(holders, until - since)
+    thread = int(np.argmax(held))
+    threads = np.count_nonzero(np.bincount(holders))
+    text = thread_name(facts, thread) if threads == 1 else f"{threads} threads in turn"
+    stacks: npt.NDArray[np.int32] = facts.look_within(holders, since, until)
+    weights: npt.NDArray[np.number] = until - since
+    if (stacks == ROOT).all():
+        stacks, weights = _in_force(facts, holders, since, until)
+    code = by_function(facts, stacks, weights, lock.layer)
+    at = f" at {label(code[0][0])}" if code else ""
+    share = 100 * held[thread] / lock.waits.total_ns
+    proof = observed(f"held by {thread_name(facts, thread)}{at}", share, "% of the waiting", lock.measured_by)
+    return text + at, proof
+
+
+def _in_force(
+    facts: Facts, threads: npt.NDArray[np.int32], start_ns: Int64, end_ns: Int64
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]]:
+    """Stacks in force in these threads in [start_ns, end_ns), and for how long each was, in ns."""
+    stacks, weights = [], []
+    for thread, rows in groups(threads):
+        slices = facts.threads[thread]
+        stacks.append(slices.stack_id)
+        weights.append(Growth(*depth(start_ns[rows], end_ns[rows])).within(slices.start_ns, slices.end_ns))
+    return np.concatenate(stacks), np.concatenate(weights)
 
 
 def _python_locks(facts: Facts, pid: int) -> Iterator[_Lock]:
     """Contended locks of a Python process, by futex address."""
-    table = facts.rows("waits", pid=pid, kind="futex")
-    waiters = {(pid, tid): facts.index.get((pid, tid)) for tid in set(table["tid"].to_pylist())}
-    columns = [table[c].to_pylist() for c in ("address", "tid", "start_ns", "end_ns", "waker_tid")]
-    by_address: dict[int, list[tuple[int, int, int, int | None]]] = defaultdict(list)
-    for address, tid, start, end, waker in zip(*columns, strict=True):
-        thread = waiters[pid, tid]
-        if thread is not None and address is not None:
-            by_address[address].append((thread, start, facts.info.stop_ns if end is None else end, waker))
-    for address, rows in by_address.items():
-        used_by = {facts.threads[thread].tid for thread, *_ in rows}
-        certain = bool(used_by & {waker for *_, waker in rows if waker is not None})
-        kept, holders, stacks = [], [], []
-        for_work = for_lock = 0
-        for thread, start, end, waker in rows:
-            state, stack = facts.at(thread, start + (end - start) // 2)
-            look = facts.look_within(thread, start, end)
-            if look is not None:
-                stack, state = look, futex_state(facts.stacks, look)
-                for_lock += state == LOCK
-                for_work += state != LOCK
-            if state == LOCK:
-                kept.append((start, end, thread))
-                holders.append(None if waker is None else facts.index.get((pid, waker)))
-                stacks.append(stack)
-        if for_work > for_lock:
-            continue  # when looked at during the wait, it was for work; other stacks are of a look too early or late
-        if kept:
-            yield _Lock(
-                "python",
-                pid,
-                f"the lock at {address:#x}",
-                Intervals.of(kept),
-                holders,
-                stacks,
-                "waits (eBPF futex, exact)",
-                certain,
-            )
+    rows = facts.rows("waits", pid=pid, kind="futex")
+    rows = rows.filter(pa.array(facts.numbers(pid, rows["tid"].to_numpy()) >= 0))
+    tids, wakers = rows["tid"].to_numpy(), filled(rows["waker_tid"], -1)
+    start, end = bounded(rows["start_ns"].to_numpy()), bounded(filled(rows["end_ns"], facts.info.stop_ns))
+    threads = facts.numbers(pid, tids)
+    addresses, first, lock = np.unique(rows["address"].to_numpy(), return_index=True, return_inverse=True)
+    state, stacks = facts.at(threads, start + (end - start) // 2)
+    looks = facts.look_within(threads, start, end)
+    seen = looks != ROOT
+    stacks[seen] = looks[seen]
+    distinct, which = np.unique(stacks[seen], return_inverse=True)
+    state[seen] = np.asarray([futex_state(facts.stacks, stack) for stack in distinct.tolist()], np.uint8)[which]
+    for_lock = np.bincount(lock[seen & (state == LOCK)], minlength=len(addresses))
+    for_work = np.bincount(lock[seen & (state != LOCK)], minlength=len(addresses))
+    # When looked at during the wait, it was for work; other stacks are of a look too early or late.
+    kept = np.flatnonzero((state == LOCK) & (for_work <= for_lock)[lock])
+    used = np.isin(thread_keys(lock, wakers), thread_keys(lock, tids))
+    certain = np.bincount(lock[used], minlength=len(addresses)) > 0
+    waits = _Waits(Intervals(start, end, threads), facts.numbers(pid, wakers), stacks).where(kept)
+    for number, mine in sorted(groups(lock[kept]), key=lambda group: first[group[0]]):
+        name = f"the lock at {addresses[number]:#x}"
+        yield _Lock(name, waits.where(mine), "python", "waits (eBPF futex, exact)", bool(certain[number]))
 
 
 def _java_locks(facts: Facts, pid: int) -> Iterator[_Lock]:
     """Contended monitors and owned synchronizers of a JVM, by class and waiting place."""
-    table = facts.rows("jvm_events", pid=pid, type=["JavaMonitorEnter", "ThreadPark"])
-    columns = [
-        table[c].to_pylist() for c in ("type", "tid", "time_ns", "duration_ns", "subject", "other_tid", "stack_id")
-    ]
-    groups: dict[tuple[str, str], list[tuple[int, int, int, int | None, int]]] = defaultdict(list)
-    for kind, tid, start, duration, subject, other, stack in zip(*columns, strict=True):
-        thread = None if tid is None else facts.index.get((pid, tid))
-        if thread is None or duration <= 0 or (kind == "ThreadPark" and park_state(subject) != LOCK):
-            continue
-        groups[kind, subject or "unknown class"].append(
-            (thread, start, start + duration, other, ROOT if stack is None else stack)
-        )
-    for (kind, subject), rows in groups.items():
-        name = f"a monitor of {subject}" if kind == "JavaMonitorEnter" else f"a {subject}"
-        yield _Lock(
-            "java",
-            pid,
-            name,
-            Intervals.of([(start, end, thread) for thread, start, end, *_ in rows]),
-            [_owner(facts, pid, *row[:4]) for row in rows],
-            [stack for *_, stack in rows],
-            "jvm_events (JFR; waits above its threshold only)",
-        )
-
-
-def _owner(facts: Facts, pid: int, thread: int, start_ns: int, end_ns: int, owner_tid: int | None) -> int | None:
-    """The thread that held the lock: the event's own word, else who woke the waiter at the end of its wait."""
-    if owner_tid is not None:
-        return facts.index.get((pid, owner_tid))
-    waker = facts.woken_by(thread, start_ns, end_ns)
-    return None if waker is None else facts.index.get((pid, waker))
+    rows = facts.rows("jvm_events", pid=pid, type=["JavaMonitorEnter", "ThreadPark"])
+    monitor = codes(rows["type"], lambda kind: kind == "JavaMonitorEnter") == 1
+    locked = monitor | (codes(rows["subject"], park_state, SLEEP) == LOCK)
+    threads = facts.numbers(pid, filled(rows["tid"], -1))
+    kept = np.flatnonzero((threads >= 0) & (rows["duration_ns"].to_numpy() > 0) & locked)
+    rows, monitor, threads = rows.take(pa.array(kept)), monitor[kept], threads[kept]
+    start = bounded(rows["time_ns"].to_numpy())
+    waits = Intervals(start, start + bounded(rows["duration_ns"].to_numpy()), threads)
+    # The lock's owner: the event's own word, else who woke the waiter at the end of its wait.
+    owners = facts.numbers(pid, filled(rows["other_tid"], -1))
+    silent = np.flatnonzero(rows["other_tid"].is_null().to_numpy())
+    owners[silent] = facts.numbers(pid, facts.woken_by(threads[silent], start[silent], waits.end_ns[silent]))
+    contended = _Waits(waits, owners, filled(rows["stack_id"], ROOT))
+    subject = pc.fill_null(rows["subject"].cast(pa.string()), "unknown class")
+    prefix = pa.array(np.where(monitor, "a monitor of ", "a "), pa.string())
+    names = pc.dictionary_encode(pc.binary_join_element_wise(prefix, subject, "")).combine_chunks()
+    for number, mine in groups(names.indices.to_numpy()):
+        name = names.dictionary[number].as_py()
+        yield _Lock(name, contended.where(mine), "java", "jvm_events (JFR; waits above its threshold only)")

@@ -7,7 +7,7 @@ gives_back is null: no change of the program makes work arrive sooner.
 from __future__ import annotations
 
 from perfscope.diagnosis.describe import against, flame, not_evaluable, observed, ok
-from perfscope.diagnosis.facts import ACTIVE, Facts
+from perfscope.diagnosis.facts import Facts
 from perfscope.diagnosis.thresholds import Limits
 from perfscope.merge.slices import RUNNING, SLEEP
 from perfscope.model.finding import Finding, Severity, Verdict, Where
@@ -22,11 +22,10 @@ def evaluate(facts: Facts, limits: Limits) -> Verdict:
         return not_evaluable(RULE, f"no sched events: {gap[0]}", gap[1])
     if facts.unknown_pct is None or facts.unknown_pct > 50 or facts.elapsed_ns <= 0:
         return not_evaluable(RULE, "most threads' time has no sched events", "perfscope record as root")
-    busy = 100 * facts.any_ns(ACTIVE) / facts.elapsed_ns
+    busy = 100 * facts.busy_ns / facts.elapsed_ns
     why = f"at least one thread was busy in {busy:.1f} % of the recording"
     if busy >= limits["busy_pct"].value:
         return ok(RULE, why)
-    sleeping = facts.spent([SLEEP])
     finding = Finding(
         RULE,
         f"Idle: the target waits for work; {why}",
@@ -34,8 +33,8 @@ def evaluate(facts: Facts, limits: Limits) -> Verdict:
         Where(window_ns=(facts.info.start_ns, facts.info.stop_ns)),
         (
             against("at least one thread busy", busy, limits["busy_pct"], MEASURED),
-            observed("CPUs used on average", facts.spent([RUNNING]).total_ns / facts.elapsed_ns, "CPUs", MEASURED),
-            observed("time waited for work, all threads", sleeping.total_ns / 1e9, "s", MEASURED),
+            observed("CPUs used on average", facts.total_ns([RUNNING]) / facts.elapsed_ns, "CPUs", MEASURED),
+            observed("time waited for work, all threads", facts.total_ns([SLEEP]) / 1e9, "s", MEASURED),
             observed("threads", len(facts.threads), "threads", "threads"),
         ),
         None,
