@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -24,18 +25,25 @@ class Process:
 
     def alive(self) -> bool:
         """True if this very process (not a successor with its pid) exists and is no zombie."""
-        stat = read_stat(self.pid)
+        return self.lives(read_stat(self.pid))
+
+    def lives(self, stat: Stat | None) -> bool:
+        """The same, by a reading of its stat."""
         return stat is not None and stat.start_ticks == self.start_ticks and stat.state not in "ZX"
 
 
 class Stat(NamedTuple):
-    """Some fields of /proc/PID/stat. CPU times in clock ticks (os.sysconf("SC_CLK_TCK") a second)."""
+    """Some fields of /proc/PID/stat. CPU times in clock ticks (os.sysconf("SC_CLK_TCK") a second).
+
+    image: addresses of code, stack and arguments, random for each exec(2); None where they can't be read.
+    """
 
     state: str
     ppid: int
     user_ticks: int
     system_ticks: int
     start_ticks: int
+    image: tuple[bytes, ...] | None
 
 
 class SchedStat(NamedTuple):
@@ -60,7 +68,9 @@ def read_stat(pid: int, tid: int | None = None) -> Stat | None:
     if not data:
         return None
     fields = data[data.rindex(b")") + 2 :].split()  # the name before it may hold spaces and parentheses
-    return Stat(fields[0].decode(), int(fields[1]), int(fields[11]), int(fields[12]), int(fields[19]))
+    image = (fields[23], fields[25], fields[45])
+    known = image if any(address not in (b"0", b"1") for address in image) else None
+    return Stat(fields[0].decode(), int(fields[1]), int(fields[11]), int(fields[12]), int(fields[19]), known)
 
 
 def schedstat(pid: int, tid: int | None = None) -> SchedStat | None:
@@ -70,6 +80,17 @@ def schedstat(pid: int, tid: int | None = None) -> SchedStat | None:
         return None
     cpu, runnable, slices = data.split()[:3]
     return SchedStat(int(cpu), int(runnable), int(slices))
+
+
+def cpu_ns(pid: int) -> int | None:
+    """CPU time of a process and all its threads, in ns, by its clock: one call where /proc takes three a thread.
+
+    The clock's number is made as clock_getcpuclockid(3) does.
+    """
+    try:
+        return time.clock_gettime_ns(~pid << 3 | 2)
+    except OSError:
+        return None
 
 
 def threads(pid: int) -> list[int]:

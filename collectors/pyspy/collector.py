@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
+from perfscope import procfs
 from perfscope.collectors.base import Check, Collector, Context, Options
 from perfscope.collectors.pyspy import austin
 from perfscope.collectors.pyspy.budget import SHARE, Budget
@@ -73,7 +74,7 @@ class PySpyCollector(Collector):
             return
         self._starts_left -= 1
         target.attached = True
-        target.look(now)
+        target.look(now, procfs.read_stat(target.process.pid), None)
         for lane in target.lanes:
             lane.start(self._budget.rate_hz)
 
@@ -84,15 +85,16 @@ class PySpyCollector(Collector):
                 target.ended_ns = now
 
     def tick(self) -> None:
-        now = time.monotonic_ns()
+        now, born = time.monotonic_ns(), procfs.last_born()
         for target in self._targets:
-            alive = target.ended_ns is None and target.process.alive()
+            stat = procfs.read_stat(target.process.pid) if target.ended_ns is None else None
+            alive = target.process.lives(stat)
             if alive and not target.attached:
                 self._attach(target, now)
             if not target.attached:
                 continue
             if alive:
-                target.look(now)
+                target.look(now, stat, born)
             for lane in target.lanes:
                 lane.tick(self._budget.rate_hz, alive, now)
         self._watch_cost(now)
@@ -122,8 +124,9 @@ class PySpyCollector(Collector):
         now = time.monotonic_ns()
         for target in self._targets:
             if target.ended_ns is None:
-                if target.process.alive():
-                    target.look(now)
+                stat = procfs.read_stat(target.process.pid)
+                if target.process.lives(stat):
+                    target.look(now, stat, None)
                 else:
                     target.ended_ns = now
         for lane in self._lanes():

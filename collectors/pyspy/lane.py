@@ -221,8 +221,9 @@ class Target:
     attached: bool = False
     threads: dict[int, Seen] = field(default_factory=dict)
     ended_ns: int | None = None
-    _program: tuple[bytes, ...] | None = None
+    _image: tuple[bytes, ...] | None = None
     _looked_ns: int = 0
+    _born: int | None = None
 
     @classmethod
     def attach(cls, context: Context, process: Process, austin: str | None = None) -> Target:
@@ -232,33 +233,38 @@ class Target:
         naming = Naming(context, process.pid)
         return cls(process, lanes, naming, time.time() - uptime, _same_mounts(process.pid))
 
-    def look(self, now: int) -> None:
+    def look(self, now: int, stat: procfs.Stat | None, born: int | None) -> None:
         """Notes which threads are there, and that the process became another program.
 
-        A process that is gone says nothing about single threads.
+        stat: of the process, just read. born: procfs.last_born(); where nothing was born on the whole host since the
+        last look, and the threads are as many, they are the same. A process that is gone says nothing about threads.
         """
-        program = _program(self.process.pid)
-        if program is not None:
-            if self._program is not None and program != self._program:
+        if stat is None:
+            return
+        if stat.image is not None:
+            if self._image is not None and stat.image != self._image:
                 for lane in self.lanes:
                     lane.program_changed(self._looked_ns)
-            self._program, self._looked_ns = program, now
-        tids = procfs.threads(self.process.pid)
-        if not tids:
+            self._image, self._looked_ns = stat.image, now
+        present = [tid for tid, seen in self.threads.items() if not seen.dead]
+        if born is None or born != self._born or procfs.thread_count(self.process.pid) != len(present):
+            present = procfs.threads(self.process.pid)
+            self._born = born
+        if not present:
             return
-        present = set(tids)
-        for tid in tids:
+        for tid in present:
             seen = self.threads.get(tid)
             if seen is None:
                 ids = procfs.namespace_ids(self.process.pid, tid)
                 self.threads[tid] = Seen(ids[-1] if ids else tid, now)
             else:
                 seen.last_ns, seen.dead = now, False
+        there = set(present)
         for tid, seen in self.threads.items():
-            seen.dead = tid not in present
+            seen.dead = tid not in there
         # austin knows no names; py-spy calls a thread by the name of a dead one whose handle it got.
         unnamed = len(self.threads) > len(present) or self.lanes[0].austin is not None
-        self.naming.tick((self.threads[tid].inner for tid in tids) if unnamed else (), now)
+        self.naming.tick((self.threads[tid].inner for tid in present) if unnamed else (), now)
 
     def source(self, name: str) -> str | None:
         """Text of a source file as this process loaded it; None if that can't be known (gone, or written since)."""
@@ -277,17 +283,6 @@ class Target:
                 return (source.read(MAX_SOURCE) or b"").decode("utf-8", "replace")
         except (OSError, ValueError):
             return None
-
-
-def _program(pid: int) -> tuple[bytes, ...] | None:
-    """Addresses of code, stack and arguments, random for each exec(2); None if they can't be read."""
-    try:
-        data = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    fields = data[data.rfind(b")") + 2 :].split()
-    found = tuple(fields[n - 3] for n in (26, 28, 48)) if len(fields) > 45 else ()
-    return found if any(f not in (b"0", b"1") for f in found) else None
 
 
 def _same_mounts(pid: int) -> bool:

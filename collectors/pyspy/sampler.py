@@ -25,6 +25,8 @@ from perfscope.collectors.pyspy.slices import Slices
 from perfscope.errors import CollectorError
 from perfscope.model.stacks import StackTable
 
+STARVED_EVERY_NS = 1_000_000_000
+
 
 def find(name: str) -> str | None:
     """Path of a program: that of our own environment, else that of PATH."""
@@ -94,7 +96,7 @@ class Sampler(ABC):
         self._attach_cpu_ns: int | None = None
         self._looking: list[tuple[int, int]] = []
         self._words: deque[str] = deque(maxlen=60)
-        self.began_ns = time.monotonic_ns()
+        self.began_ns = self._starved_at_ns = time.monotonic_ns()
         log = output.with_suffix(".log")
         try:
             with log.open("wb") as stream:
@@ -163,16 +165,22 @@ class Sampler(ABC):
         return (after - before) / (ended - began)
 
     def watch(self) -> None:
-        """Reads its own CPU time so far."""
-        if self._popen.returncode is None and (stat := procfs.read_stat(self.own_pid)) is not None:
-            ticks = stat.user_ticks + stat.system_ticks
-            self.cpu_ns = max(self.cpu_ns, ticks * 10**9 // os.sysconf("SC_CLK_TCK"))
-            times = [procfs.schedstat(self.own_pid, tid) for tid in procfs.threads(self.own_pid)]
-            self.starved_ns = max(self.starved_ns, sum(t.runnable_ns for t in times if t is not None))
-            if self.sampling_ns is not None:
-                self._looking[1:] = [(time.monotonic_ns(), sum(t.cpu_ns for t in times if t is not None))]
-        if self._attach_cpu_ns is None and self.sampling_ns is not None:
-            self._attach_cpu_ns = self.cpu_ns
+        """Reads its own CPU time so far, and now and then how long it waited for a CPU."""
+        now, cpu_ns = time.monotonic_ns(), procfs.cpu_ns(self.own_pid)
+        if self._popen.returncode is not None or cpu_ns is None:
+            return
+        self.cpu_ns = max(self.cpu_ns, cpu_ns)
+        if self.sampling_ns is not None:
+            if self._attach_cpu_ns is None:
+                self._attach_cpu_ns = self.cpu_ns
+            self._looking[1:] = [(now, self.cpu_ns)]
+        if now - self._starved_at_ns >= STARVED_EVERY_NS:
+            self._look_at_waits(now)
+
+    def _look_at_waits(self, now: int) -> None:
+        self._starved_at_ns = now
+        times = [procfs.schedstat(self.own_pid, tid) for tid in procfs.threads(self.own_pid)]
+        self.starved_ns = max(self.starved_ns, sum(t.runnable_ns for t in times if t is not None))
 
     def running(self) -> bool:
         """False once it has ended."""
@@ -196,6 +204,7 @@ class Sampler(ABC):
         """Asks it to write its file and end. Only SIGINT does that with both tools."""
         if not self.interrupted and self.running():
             self.interrupted_ns = time.monotonic_ns()
+            self._look_at_waits(self.interrupted_ns)
             self._send(signal.SIGINT)
 
     def wait(self, deadline_ns: int) -> bool:

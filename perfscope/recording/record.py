@@ -24,7 +24,7 @@ from perfscope.recording.signals import Signals
 from perfscope.recording.supervise import Supervisor
 from perfscope.recording.watch import Watcher
 
-LOOK_EVERY_S = 0.05
+LOOK_EVERY_S = 0.1
 """Time between two looks at the target's processes, stretched so that looking costs at most 1% of one core."""
 _LOOKS_COST = 100
 _CAP_SYS_PTRACE = 19

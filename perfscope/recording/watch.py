@@ -13,10 +13,10 @@ from typing import Protocol
 
 from perfscope import procfs
 from perfscope.model.session_writer import SessionWriter
-from perfscope.procfs import Process, SchedStat
+from perfscope.procfs import Process, SchedStat, Stat
 
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-_EXE_CHECKS_EVERY = 10
+_EXE_CHECKS_EVERY = 5
 """Looks between two readings of what changes rarely: thread names, and the maps of a process that stays native."""
 _YOUNG_NS = 5_000_000_000
 """A native process younger than this is looked into at every scan: it may be about to load libjvm.so."""
@@ -106,8 +106,8 @@ class Watcher:
         found = self._still_there() if quiet else self._walk()
         for pid in [p for p in self._live if p not in found]:
             self._end(pid, began)
-        for pid in found:
-            self._look(pid, thorough, quiet)
+        for pid, stat in found.items():
+            self._look(pid, stat, thorough, quiet)
         self._scans += 1
         self._last_scan_ns = began
         self.scan_cost_ns = time.thread_time_ns() - spent
@@ -137,9 +137,9 @@ class Watcher:
                 runnable_ns=spent.runnable_ns if spent else None,
             )
 
-    def _walk(self) -> dict[int, None]:
+    def _walk(self) -> dict[int, Stat]:
         # Known processes stay roots: a daemon's parent is gone.
-        found: dict[int, None] = {}
+        found: dict[int, Stat] = {}
         queue = [*self.roots, *self._live]
         while queue:
             pid = queue.pop()
@@ -149,20 +149,17 @@ class Watcher:
                 continue
             if stat.state in "ZX" and pid not in self._live:
                 continue
-            found[pid] = None
+            found[pid] = stat
             queue += procfs.children(pid)
         return found
 
-    def _still_there(self) -> dict[int, None]:
+    def _still_there(self) -> dict[int, Stat]:
         """Where nothing was born on the whole host since the last look: walking the trees would find no more."""
-        return {pid: None for pid in self._live if procfs.read_stat(pid) is not None}
+        return {pid: stat for pid in self._live if (stat := procfs.read_stat(pid)) is not None}
 
-    def _look(self, pid: int, thorough: bool, quiet: bool) -> None:
-        stat = procfs.read_stat(pid)
+    def _look(self, pid: int, stat: Stat, thorough: bool, quiet: bool) -> None:
         seen = self._live.get(pid)
         now = time.monotonic_ns()
-        if stat is None:
-            return
         if seen and seen.process.start_ticks != stat.start_ticks:
             self._end(pid, now)
             seen = None
