@@ -10,21 +10,24 @@ from __future__ import annotations
 
 import mmap
 import struct
-from array import array
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from perfscope.collectors.jfr import metadata as types
-from perfscope.collectors.jfr.columns import FEW, Columns
+from perfscope.collectors.jfr.columns import FEW, PIECE, Layout, Piece
 from perfscope.collectors.jfr.compiler import Reader, compile_reader
+from perfscope.collectors.jfr.integers import Bytes
 from perfscope.collectors.jfr.metadata import Metadata
 from perfscope.collectors.jfr.varint import Buffer, MalformedError, unsigned
+from perfscope.collectors.jfr.walk import MAGIC, Events, walk
 from perfscope.errors import InputError
 
-MAGIC = b"FLR\0"
 _HEADER = struct.Struct(">4sHHqqqqqqqI")
+_METADATA, _CHECKPOINT = 0, 1
 COPY_LIMIT = 64 << 20
 """Chunks up to this many bytes are copied to memory, which reads faster than the mapped file; HotSpot's have ~12 MB."""
 POOL_LIMIT = 4_000_000
@@ -50,67 +53,63 @@ class Chunk:
     """One chunk in memory. `losses` says what of it could not be read, each sentence with its offset in the file."""
 
     header: Header
-    buffer: Buffer
+    bytes: Bytes
     metadata: Metadata = field(default_factory=Metadata)
     losses: list[str] = field(default_factory=list)
     damaged_events: int = 0
-    events_total: int = 0
-    _positions: dict[int, array[int]] = field(default_factory=dict)
+    _events: dict[int, Events] = field(default_factory=dict)
     _pools: dict[int, dict[int, tuple[Any, ...]]] = field(default_factory=dict)
 
     def count(self, name: str) -> int:
         """Events of a type, e.g. "jdk.ExecutionSample"."""
         type_ = self.metadata.by_name.get(name)
-        return len(self._positions.get(type_.id, ())) if type_ else 0
+        return len(self._events.get(type_.id, ())) if type_ else 0
 
     def event_names(self) -> list[str]:
         """Names of all types that have events in the chunk."""
-        return [self.metadata.types[i].name for i in self._positions if i in self.metadata.types]
+        return [self.metadata.types[i].name for i in self._events if i in self.metadata.types]
 
-    def rows(self, name: str, wanted: Collection[str]) -> Iterator[tuple[Any, ...]]:
-        """Events of a type in file order, as tuples of the fields in `wanted` in that order; None for one it lacks.
+    def rows(self, name: str, wanted: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        """As `columns`, but a tuple an event."""
+        return chain.from_iterable(piece.rows() for piece in self.columns(name, wanted))
+
+    def columns(self, name: str, wanted: Sequence[str]) -> Iterator[Piece]:
+        """Events of a type in file order, some thousands after the other: a column for each field in `wanted`.
 
         Constants are keys for `pool`. Events that can't be read are counted in `damaged_events`.
         """
         type_ = self.metadata.by_name.get(name)
-        positions = self._positions.get(type_.id) if type_ else None
-        if type_ is None or not positions:
+        events = self._events.get(type_.id) if type_ else None
+        if type_ is None or not events:
             return
-        present = [f.name for f in type_.fields if f.name in wanted]
+        present = [f.name for f in type_.fields]
         if len(set(present)) != len(present):
-            self.losses.append(f"{name}: two fields of one name; its {len(positions)} events are left out")
+            self.losses.append(f"{name}: two fields of one name; its {len(events)} events are left out")
             return
         try:
-            read = compile_reader(self.metadata, type_, present)
+            read = compile_reader(self.metadata, type_, wanted)
         except MalformedError as error:
-            self.losses.append(f"{name}: {error}; its {len(positions)} events are left out")
+            self.losses.append(f"{name}: {error}; its {len(events)} events are left out")
             return
-        rows = self._rows(read, Columns.of(self.metadata, type_, present) if len(positions) >= FEW else None, positions)
-        order = [present.index(w) if w in present else len(present) for w in wanted]
-        if order == list(range(len(present))):
-            yield from rows
-        else:
-            for values in rows:
-                values += (None,)
-                yield tuple([values[i] for i in order])
+        layout = Layout(self.metadata, type_)
+        for first in range(0, len(events), PIECE):
+            piece = events[first : first + PIECE]
+            together = None
+            if layout.together and len(piece) >= FEW:
+                with suppress(MalformedError):
+                    together = layout.read(self.bytes, piece, wanted)
+            if together is None:
+                together = layout.transposed(list(self._one_by_one(read, piece)), wanted)
+            yield together
 
-    def _rows(self, read: Reader, columns: Columns | None, positions: Sequence[int]) -> Iterator[tuple[Any, ...]]:
-        if columns is None:
-            yield from self._one_by_one(read, positions)
-            return
-        for piece, rows in columns.rows(self.buffer, positions):
-            yield from self._one_by_one(read, piece) if rows is None else rows
-
-    def _one_by_one(self, read: Reader, positions: Sequence[int]) -> Iterator[tuple[Any, ...]]:
-        b = self.buffer
-        for position in positions:
+    def _one_by_one(self, read: Reader, events: Events) -> Iterator[tuple[Any, ...]]:
+        b = self.bytes.raw
+        for start, end in events.spans():
             try:
-                size, p = unsigned(b, position)
-                _, p = unsigned(b, p)
-                values, p = read(b, p)
-                if p > position + size:
-                    raise MalformedError("event runs past its end", position)
+                values, p = read(b, start)
             except (MalformedError, IndexError, struct.error):
+                p = end + 1
+            if p > end:
                 self.damaged_events += 1
                 continue
             yield values
@@ -153,8 +152,9 @@ class JfrFile:
                 size = file.seek(0, 2)
                 if size == 0:
                     raise InputError(f"{self.path}: empty", hint="a JVM that was killed leaves such a file")
-                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                    yield from self._chunks(data, size)
+                # Unmapped with the last chunk that looks into it, which may be kept longer than this iteration.
+                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            yield from self._chunks(data, size)
         except OSError as error:
             raise InputError(f"{self.path}: can't be read: {error.strerror or error}") from None
 
@@ -177,7 +177,7 @@ class JfrFile:
             base = offset
             if length <= COPY_LIMIT:
                 buffer, base = data[offset : offset + length], 0
-            chunk = Chunk(header, buffer)
+            chunk = Chunk(header, Bytes(buffer))
             walked = self._read(chunk, base, base + length) - base
             if not sound:
                 if offset + walked < size and data[offset + walked : offset + walked + len(MAGIC)] != MAGIC:
@@ -196,83 +196,43 @@ class JfrFile:
 
     def _read(self, chunk: Chunk, start: int, end: int) -> int:
         """Fills a chunk; the position at which its sound events end."""
-        metadata_at, checkpoints, stop = self._walk(chunk, start, end)
-        b = chunk.buffer
-        for position in reversed(metadata_at):
+        b = chunk.bytes
+        chunk._events, stop = walk(b, start + _HEADER.size, end)
+        if stop < end and b.raw[stop : stop + len(MAGIC)] != MAGIC:
+            chunk.losses.append(
+                f"no sound event at offset {chunk.header.offset + stop - start}: {end - stop} bytes left out"
+            )
+        metadata, checkpoints = (chunk._events.pop(kind, None) for kind in (_METADATA, _CHECKPOINT))
+        for first, last in reversed(list(metadata.spans()) if metadata else []):
             try:
-                size, _ = unsigned(b, position)
-                chunk.metadata = types.parse(bytes(b[position : position + size]))  # type: ignore[index]  # any buffer
+                chunk.metadata = types.parse(b.raw[first:last])
                 break
             except (MalformedError, IndexError) as error:
-                chunk.losses.append(f"metadata at offset {chunk.header.offset + position - start}: {_say(error)}")
+                chunk.losses.append(f"metadata at offset {chunk.header.offset + first - start}: {_say(error)}")
         else:
             chunk.losses.append(
                 f"chunk at offset {chunk.header.offset} has no readable metadata: "
-                f"its {chunk.events_total} events are left out"
+                f"its {sum(map(len, chunk._events.values()))} events are left out"
             )
-            chunk._positions.clear()
+            chunk._events.clear()
             return stop
         if self.events is not None:
             keep = {t.id for n in self.events if (t := chunk.metadata.by_name.get(n))}
-            chunk._positions = {i: p for i, p in chunk._positions.items() if i in keep}
-        unknown = [i for i in chunk._positions if i not in chunk.metadata.types]
+            chunk._events = {i: p for i, p in chunk._events.items() if i in keep}
+        unknown = [i for i in chunk._events if i not in chunk.metadata.types]
         if unknown:
-            chunk.damaged_events += sum(len(chunk._positions.pop(i)) for i in unknown)
-        for position in checkpoints:
+            chunk.damaged_events += sum(len(chunk._events.pop(i)) for i in unknown)
+        for first, last in checkpoints.spans() if checkpoints else ():
             try:
-                self._checkpoint(chunk, position)
+                self._checkpoint(chunk, first, last)
             except (MalformedError, IndexError, struct.error) as error:
-                chunk.losses.append(f"constants at offset {chunk.header.offset + position - start}: {_say(error)}")
-
+                chunk.losses.append(f"constants at offset {chunk.header.offset + first - start}: {_say(error)}")
         return stop
 
-    @staticmethod
-    def _walk(chunk: Chunk, start: int, end: int) -> tuple[list[int], array[int], int]:
-        """Positions of metadata and checkpoints; those of all other events go into the chunk by type id."""
-        b, p = chunk.buffer, start + _HEADER.size
-        metadata_at: list[int] = []
-        checkpoints = array("q")
-        positions = chunk._positions
-        total, magic = 0, MAGIC[0]
-        while p < end:
-            try:
-                size = b[p]
-                q = p + 1
-                if size > 127:
-                    size, q = unsigned(b, p)
-                type_ = b[q]
-                if type_ > 127:
-                    high = b[q + 1]
-                    type_ = type_ & 127 | high << 7 if high < 128 else unsigned(b, q)[0]
-            except IndexError:
-                size = 0
-            if size == magic and bytes(b[p : p + len(MAGIC)]) == MAGIC:  # type: ignore[index]  # any buffer
-                break
-            if size < 2 or size > end - p:
-                chunk.losses.append(
-                    f"no sound event at offset {chunk.header.offset + p - start}: {end - p} bytes left out"
-                )
-                break
-            if type_ > 1:
-                known = positions.get(type_)
-                if known is None:
-                    known = positions[type_] = array("q")
-                known.append(p)
-                total += 1
-            elif type_ == 1:
-                checkpoints.append(p)
-            else:
-                metadata_at.append(p)
-            p += size
-        chunk.events_total = total
-        return metadata_at, checkpoints, p
-
-    def _checkpoint(self, chunk: Chunk, position: int) -> None:
+    def _checkpoint(self, chunk: Chunk, p: int, end: int) -> None:
         """Adds the constants of one checkpoint: newer ones of a key replace older ones."""
-        b = chunk.buffer
-        size, p = unsigned(b, position)
-        end = position + size
-        for _ in range(4):  # type id 1, start, duration, distance to the one before
+        b = chunk.bytes.raw
+        for _ in range(3):  # start, duration, distance to the one before
             _, p = unsigned(b, p)
         segments, p = unsigned(b, p + 1)  # behind the byte that says which kind of checkpoint it is
         for _ in range(segments):

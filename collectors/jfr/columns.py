@@ -1,157 +1,165 @@
-"""Many events of one type at once: the compressed integers of thousands of events read as columns.
+"""Events of one type as columns: a field of thousands of events is read at once, then the next one behind it.
 
-Reading value by value takes most of its time in Python's own steps; most events hold nothing but such integers. Types
-with arrays, bytes, floats or more text than one at the end are left to the readers of compiler.py, as are events that
-are damaged.
+Reading value by value takes most of its time in Python's own steps. Types with arrays are left to the readers of
+compiler.py, as are events that are few, damaged or hold a text in UTF-16: their rows are turned into the same columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.stride_tricks import sliding_window_view
 
-from perfscope.collectors.jfr.integers import LONGEST, decoded
+from perfscope.collectors.jfr.integers import Bytes, Values
 from perfscope.collectors.jfr.metadata import STRING, Field, Metadata, Type
-from perfscope.collectors.jfr.varint import Buffer, MalformedError, string
+from perfscope.collectors.jfr.varint import MalformedError, StringRef, string
+from perfscope.collectors.jfr.walk import Events
 
 FEW = 100
 """Of fewer events, reading each alone is quicker."""
-_PIECE = 1 << 18
-"""Bytes looked at together: they take some 30 times as much memory."""
-_HEADER = 2
-"""Integers before an event's fields: its size and its type."""
-_USUAL = 4
-"""Bytes of an integer, on average over an event: nearly always at most."""
+PIECE = 1 << 14
+"""Events read together: their columns stay in the processor's cache."""
 
-_TEXT = "text"
+Column = npt.NDArray[Any] | Sequence[Any] | None
+"""A field of many events: an array of numbers, a list of texts, structures or arrays; None if the type lacks it."""
 
-_Values = npt.NDArray[np.uint64]
-_AS: dict[str, Callable[[_Values], npt.NDArray[Any]]] = {
-    "long": lambda v: v.astype(np.int64),
-    "int": lambda v: v.astype(np.uint32).astype(np.int32),
-    "short": lambda v: v.astype(np.uint16).astype(np.int16),
+_KEY = "key of a constant"
+_INTEGERS: dict[str, Callable[[Values], npt.NDArray[Any]]] = {
+    _KEY: lambda v: v,
+    "long": lambda v: v.view(np.int64),
+    "int": lambda v: v.astype(np.uint32).view(np.int32),
+    "short": lambda v: v.astype(np.uint16).view(np.int16),
     "char": lambda v: v,
-    "boolean": lambda v: v != 0,
 }
+_FIXED = {"boolean": "u1", "byte": "i1", "float": ">f4", "double": ">f8"}
+_NUMBERS: dict[Any, Any] = {
+    _KEY: np.uint64,
+    "long": np.int64,
+    "int": np.int32,
+    "short": np.int16,
+    "char": np.uint64,
+    "boolean": np.bool_,
+    "byte": np.int8,
+    "float": np.float64,
+    "double": np.float64,
+}
+"""Types of the columns of numbers; all others are lists."""
+
+_Kind = str | tuple["_Kind", ...] | None
+"""Name of a primitive type, STRING or _KEY; those of all fields of a structure; None for what can't be read so."""
 
 
-@dataclass
-class Columns:
-    """Where the wanted fields of a type are among its integers. wanted: a column and its kind, or those of a structure.
+@dataclass(frozen=True)
+class Piece:
+    """Some events of a type in file order: their number, and a column for each field asked for."""
 
-    width: integers of an event, its header included. single: those that are one byte, whatever it holds. text: whether
-    a text follows them, whose column is _TEXT.
-    """
+    count: int
+    columns: list[Column]
 
-    wanted: list[Any]
-    width: int
-    single: list[int]
-    text: bool = False
+    def rows(self) -> list[tuple[Any, ...]]:
+        if not self.columns:
+            return [()] * self.count
+        lists = (c.tolist() if isinstance(c, np.ndarray) else c for c in self.columns)
+        return list(zip(*(repeat(None, self.count) if c is None else c for c in lists), strict=True))
 
-    @classmethod
-    def of(cls, metadata: Metadata, type_: Type, wanted: Collection[str]) -> Columns | None:
-        """Those of the fields in `wanted`, in the type's order; None if it holds other things than these.
 
-        type_: one that compile_reader takes, so neither endless nor too large.
-        """
-        found = cls([], _HEADER, [])
-        for number, field in enumerate(type_.fields, 1):
-            column = found._add(metadata, field)
-            if number == len(type_.fields) and not (field.array or field.pooled):
-                found.text = metadata.types[field.type_id].name == STRING
-                column = _TEXT if found.text else column
-            if column is None:
-                return None
-            if field.name in wanted:
-                found.wanted.append(column)
-        return found
+class Layout:
+    """How the fields of a type are read as columns."""
 
-    def _add(self, metadata: Metadata, field: Field) -> Any:
-        type_ = metadata.types[field.type_id]
-        if field.array:
+    def __init__(self, metadata: Metadata, type_: Type) -> None:
+        """type_: one that compile_reader takes, so neither endless nor too large."""
+        self.kinds = {field.name: _kind(metadata, field) for field in type_.fields}
+        self.together = None not in self.kinds.values()
+
+    def read(self, b: Bytes, events: Events, wanted: Sequence[str]) -> Piece:
+        """Raises MalformedError if one of the events can't be read together with the others."""
+        if events.end[-1] > b.last:
+            raise MalformedError("too near the end", b.last)
+        cursor = _Cursor(b, events)
+        read = {name: cursor.column(kind, name in wanted) for name, kind in self.kinds.items()}
+        return Piece(len(events), [read.get(name) for name in wanted])
+
+    def transposed(self, rows: list[tuple[Any, ...]], wanted: Sequence[str]) -> Piece:
+        """The same of rows that were read one by one."""
+        columns = zip(*rows, strict=True) if rows else repeat((), len(wanted))
+        return Piece(len(rows), [self._column(name, values) for name, values in zip(wanted, columns, strict=True)])
+
+    def _column(self, name: str, values: Sequence[Any]) -> Column:
+        if name not in self.kinds:
             return None
-        if field.pooled or type_.name in _AS:
-            kind = "char" if field.pooled else type_.name
-            if kind == "boolean":
-                self.single.append(self.width)
-            self.width += 1
-            return self.width - 1, kind
-        parts = [self._add(metadata, part) for part in type_.fields]
-        return None if not parts or None in parts else parts
-
-    def rows(self, b: Buffer, positions: Sequence[int]) -> Iterator[tuple[Sequence[int], list[tuple[Any, ...]] | None]]:
-        """Positions of some events after the other, and their rows; None where one of them is not as it should be."""
-        buffer = np.frombuffer(b, np.uint8)  # type: ignore[call-overload]  # any buffer
-        events = max(_PIECE // (self.width * LONGEST), 1)
-        for first in range(0, len(positions), events):
-            piece = positions[first : first + events]
-            yield piece, self._rows(b, buffer, np.asarray(piece, np.int64))
-
-    def _rows(
-        self, b: Buffer, buffer: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64]
-    ) -> list[tuple[Any, ...]] | None:
-        found = _integers(buffer, positions, self.width, self.single)
-        if found is None:
-            return None
-        values, behind = found
-        texts: list[Any] = []
-        if self.text:
-            try:
-                texts = _texts(b, behind, positions + values[:, 0].astype(np.int64))
-            except (MalformedError, IndexError):
-                return None
-        columns = [texts if column is _TEXT else _listed(values, column) for column in self.wanted]
-        return list(zip(*columns, strict=True)) if columns else [()] * len(positions)
+        number = _NUMBERS.get(self.kinds[name])
+        return values if number is None else np.array(values, number)
 
 
-def _texts(b: Buffer, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> list[Any]:
-    """Texts in [start, end) of the buffer, of which most are alike: each is read once."""
-    known: dict[bytes, Any] = {}
-    texts = []
-    for first, last in zip(start.tolist(), end.tolist(), strict=True):
-        raw = bytes(b[first:last])  # type: ignore[index]  # any buffer
-        if raw not in known:
-            known[raw] = string(raw, 0)[0]
-        texts.append(known[raw])
-    return texts
-
-
-def _listed(values: _Values, column: Any) -> list[Any]:
-    if isinstance(column, list):
-        return list(zip(*(_listed(values, part) for part in column), strict=True))
-    number, kind = column
-    listed: list[Any] = _AS[kind](values[:, number]).tolist()
-    return listed
-
-
-def _integers(
-    buffer: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64], width: int, single: list[int]
-) -> tuple[_Values, npt.NDArray[np.int64]] | None:
-    """uint64[events, width]: the first integers of each event; int64[events]: positions behind these.
-
-    None if some event is shorter than these or damaged, or so near the buffer's end that it might be.
-    """
-    for reach in (width * _USUAL, width * LONGEST):
-        if positions[-1] + reach > len(buffer):
-            return None
-        byte = sliding_window_view(buffer, reach)[positions].ravel()
-        last = byte < 128  # of an integer, but for those of nine bytes whose last one is any
-        count = np.count_nonzero(last.reshape(-1, reach), axis=1)
-        if count.min() >= width:
-            break
-    else:
+def _kind(metadata: Metadata, field: Field) -> _Kind:
+    type_ = metadata.types[field.type_id]
+    if field.array:
         return None
-    end = np.flatnonzero(last)[(np.cumsum(count) - count)[:, None] + np.arange(width)]
-    row = np.arange(len(positions)) * reach
-    start = np.column_stack([row, end[:, :-1] + 1])
-    length = end - start + 1
-    if length.max() > LONGEST or (length[:, single] > 1).any():
-        return None
-    table = decoded(byte, start.ravel(), length.ravel()).reshape(-1, width)
-    read = end[:, -1] + 1 - row
-    return (table, positions + read) if (read <= table[:, 0].astype(np.int64)).all() else None
+    if field.pooled:
+        return _KEY
+    if type_.name in _NUMBERS or type_.name == STRING:
+        return type_.name
+    parts = tuple(_kind(metadata, part) for part in type_.fields)
+    return parts if parts and None not in parts else None
+
+
+class _Cursor:
+    """A position in each of many events, moved on field by field."""
+
+    def __init__(self, b: Bytes, events: Events) -> None:
+        self.b = b
+        self.at = events.start
+        self.end = events.end
+        self._check()
+
+    def column(self, kind: _Kind, keep: bool) -> Column:
+        """The next field of all events; None unless it is to be kept."""
+        if isinstance(kind, tuple):
+            parts = [self.column(part, keep) for part in kind]
+            return Piece(len(self.at), parts).rows() if keep else None
+        if kind == STRING:
+            return self._texts(keep)
+        assert kind is not None, "the layout can't be read together"
+        if kind in _FIXED:
+            fixed = self.b.each(_FIXED[kind])[self.at]
+            self.at = self.at + fixed.itemsize
+            self._check()
+            return fixed.astype(_NUMBERS[kind]) if keep else None
+        values, self.at = self.b.integers(self.at)
+        self._check()
+        return _INTEGERS[kind](values) if keep else None
+
+    def _texts(self, keep: bool) -> list[str | StringRef | None] | None:
+        start = self.at
+        encoding = self.b.byte[start]
+        self.at = start + 1
+        self._check()
+        if (encoding > 5).any() or (encoding == 4).any():
+            raise MalformedError("text that is read alone", 0)
+        number, behind = self.b.integers(self.at)  # a length, or a key
+        length = np.where(encoding > 2, number, 0)
+        if (length > len(self.b.byte)).any():
+            raise MalformedError("text runs past the end", 0)
+        self.at = np.where(encoding < 2, self.at, behind + length.astype(np.int64))
+        self._check()
+        if not keep:
+            return None
+        raw = self.b.raw
+        spans = zip(start.tolist(), self.at.tolist(), strict=True)
+        return list(map(_Texts().__getitem__, [raw[first:last] for first, last in spans]))
+
+    def _check(self) -> None:
+        if (self.at > self.end).any():
+            raise MalformedError("event runs past its end", 0)
+
+
+class _Texts(dict[bytes, str | StringRef | None]):
+    """Texts by their bytes: most are alike, and each is read once."""
+
+    def __missing__(self, raw: bytes) -> str | StringRef | None:
+        text = self[raw] = string(raw, 0)[0]
+        return text

@@ -29,7 +29,7 @@ _FLOATS = {"float": (">f", 4), "double": (">d", 8)}
 
 
 def compile_reader(metadata: Metadata, type_: Type, wanted: Collection[str] | None) -> Reader:
-    """Reader of the fields of `type_` named in `wanted`, in the order of the type (None: all, to any depth).
+    """Reader of the fields of `type_` named in `wanted`, in that order, None for one it lacks (None: all it has).
 
     Nested structures come as tuples of all their fields, arrays as lists, constants as keys into their pools.
     Raises MalformedError for types that hold themselves, are nested too deep or are too large.
@@ -38,7 +38,11 @@ def compile_reader(metadata: Metadata, type_: Type, wanted: Collection[str] | No
     if type_.name == STRING:
         source.lines += ["    v, p = string(b, p)", "    return (v,), p"]
     else:
+        kept = [field.name for field in type_.fields if wanted is None or field.name in wanted]
         names = source.fields(type_.fields, wanted, "    ", 0)
+        if wanted is not None:
+            known = dict(zip(kept, names, strict=True))
+            names = [known.get(name, "None") for name in wanted]
         source.lines.append(f"    return ({''.join(n + ', ' for n in names)}), p")
     scope: dict[str, Any] = {
         **{name: getattr(varint, name) for name in ("unsigned", "signed64", "signed32", "signed16", "signed8")},

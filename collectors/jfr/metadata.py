@@ -42,14 +42,14 @@ class Metadata:
 
 
 def parse(event: bytes) -> Metadata:
-    """Metadata of one metadata event (its bytes from the size on). Equal ones, as chunk after chunk has, are kept.
+    """Metadata of one metadata event (its bytes behind size and type). Equal ones, as chunk after chunk has, are kept.
 
     Raises MalformedError, or IndexError where the event ends too early.
     """
     if len(event) > METADATA_LIMIT:
         raise MalformedError(f"metadata of {len(event)} bytes", 0)
     p = 0
-    for _ in range(4):  # size, type id 0, start, duration
+    for _ in range(2):  # start, duration
         _, p = unsigned(event, p)
     return _parse(event[p:])
 

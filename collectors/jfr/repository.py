@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfscope.collectors.jfr import jvm
-from perfscope.collectors.jfr.chunk import MAGIC, Header, parse_header
+from perfscope.collectors.jfr.chunk import Header, parse_header
 from perfscope.collectors.jfr.folder import copy_out
 from perfscope.collectors.jfr.varint import MalformedError
+from perfscope.collectors.jfr.walk import MAGIC
 from perfscope.procfs import Process
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

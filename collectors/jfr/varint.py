@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from mmap import mmap
 
 from perfscope.errors import PerfscopeError
 
-
-class Buffer(Protocol):
-    """What is read from: bytes, or a mapped file that is too large to copy."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> int: ...
+Buffer = bytes | mmap
+"""What is read from: a copy, or a mapped file that is too large to copy."""
 
 
 class MalformedError(PerfscopeError):
@@ -82,7 +78,7 @@ def string(b: Buffer, p: int) -> tuple[str | StringRef | None, int]:
     if length > len(b) - p:
         raise MalformedError(f"string of {length} bytes or characters where {len(b) - p} are left", p)
     if encoding in (3, 4, 5):
-        raw = bytes(b[p : p + length])  # type: ignore[index]  # any buffer
+        raw = b[p : p + length]
         if raw.isascii():  # in UTF-16 units too: then each unit is one byte
             return raw.decode("ascii"), p + length
     if encoding in (3, 5):

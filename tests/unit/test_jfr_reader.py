@@ -7,7 +7,10 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,9 +19,10 @@ from hypothesis import strategies as st
 from perfscope.collectors.jfr import chunk as chunk_module
 from perfscope.collectors.jfr import import_file, sniff
 from perfscope.collectors.jfr.chunk import JfrFile
-from perfscope.collectors.jfr.columns import Columns
+from perfscope.collectors.jfr.columns import Layout
 from perfscope.collectors.jfr.compiler import compile_reader
 from perfscope.collectors.jfr.frames import class_name
+from perfscope.collectors.jfr.integers import LONGEST, Bytes
 from perfscope.collectors.jfr.jfrclock import measure
 from perfscope.collectors.jfr.jvm import major_version, parse_perf_data
 from perfscope.collectors.jfr.kinds import CONSTANTS, WANTED
@@ -26,6 +30,7 @@ from perfscope.collectors.jfr.metadata import DEPTH_LIMIT, Field, Metadata, Type
 from perfscope.collectors.jfr.recording import Anchor
 from perfscope.collectors.jfr.recording import settings as jfc
 from perfscope.collectors.jfr.varint import MalformedError, signed32, signed64, string, unsigned
+from perfscope.collectors.jfr.walk import walk
 from perfscope.errors import InputError
 from perfscope.model.session_writer import SessionWriter
 
@@ -171,7 +176,7 @@ def all_rows(path: Path, few: int) -> list[object]:
             for name in chunk.event_names():
                 names = chunk.field_names(name)
                 for wanted in (names, [*names[1::2], "nothing", "startTime"], ["nothing"]):
-                    found += [(name, row) for row in chunk.rows(name, wanted)]
+                    found += [(name, repr(row)) for row in chunk.rows(name, wanted)]  # no number that is none is alike
             found.append(chunk.damaged_events)
         return found
 
@@ -201,25 +206,49 @@ def test_damaged_events_read_together_are_those_read_one_by_one(data: bytes, cha
         assert all_rows(path, 1) == all_rows(path, 1 << 30)
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=4, max_size=4), min_size=1, max_size=20))
-def test_columns_of_every_width(events: list[list[int]]) -> None:
-    """Negative ones have a ninth byte of any value, which ends nothing by itself: those are left to the reader."""
-    metadata = Metadata({i: Type(i, name, ()) for i, name in enumerate(("long", "int", "short", "boolean"))})
-    type_ = Type(9, "test.Event", tuple(Field(t.name, t.id, False, False) for t in metadata.types.values()))
-    columns = Columns.of(metadata, type_, ["long", "int", "short", "boolean"])
-    assert columns is not None
+LONG = st.integers(-(1 << 63), (1 << 63) - 1)
+KINDS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], bytes]]] = {
+    "long": (LONG, varint),
+    "int": (st.integers(-(1 << 31), (1 << 31) - 1), lambda v: varint(v & (1 << 32) - 1)),
+    "short": (st.integers(-(1 << 15), (1 << 15) - 1), lambda v: varint(v & (1 << 16) - 1)),
+    "char": (st.integers(0, (1 << 16) - 1), varint),
+    "boolean": (st.booleans(), lambda v: bytes([v])),
+    "byte": (st.integers(-128, 127), lambda v: struct.pack("b", v)),
+    "float": (st.floats(width=32, allow_nan=False), lambda v: struct.pack(">f", v)),
+    "double": (st.floats(allow_nan=False), lambda v: struct.pack(">d", v)),
+    "java.lang.String": (
+        st.none() | st.text(st.characters(codec="utf-8")),
+        lambda v: b"\0" if v is None else b"\1" if v == "" else b"\3" + varint(len(v.encode())) + v.encode(),
+    ),
+}
 
-    def narrow(value: int, bits: int) -> int:
-        return (value + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)
 
-    rows = [(a, narrow(b, 32), narrow(c, 16), d % 2 == 1) for a, b, c, d in events]
-    payloads = [b"".join(map(varint, (a, b & (1 << 32) - 1, c & (1 << 16) - 1, d))) for a, b, c, d in rows]
-    made = [event(9, payload) for payload in payloads]
-    positions = [sum(map(len, made[:i])) for i in range(len(made))]
-    buffer = b"".join(made) + bytes(100)
-    found = [row for _, rows_ in columns.rows(buffer, positions) for row in rows_ or [None]]
-    assert found == (rows if all(a >> 56 in range(128) for a, *_ in rows) else [None])
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_columns_of_every_kind_and_width(data: st.DataObject) -> None:
+    """Random fields and values, written down by the format's rules and read as columns; one of them a structure."""
+    names = data.draw(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=6))
+    metadata = Metadata({i: Type(i, name, ()) for i, name in enumerate(KINDS)})
+    ids = {type_.name: type_.id for type_ in metadata.types.values()}
+    metadata.types[50] = Type(50, "test.Pair", (Field("a", ids["long"], False, False), Field("b", 50, True, False)))
+    fields = [Field(f"f{i}", ids[name], False, False) for i, name in enumerate(names)]
+    type_ = Type(9, "test.Event", (*fields, Field("pair", 50, False, False)))
+    pair = st.tuples(LONG, st.integers(0, (1 << 64) - 1))
+    rows = data.draw(st.lists(st.tuples(*(KINDS[name][0] for name in names), pair), min_size=1, max_size=20))
+    made = [
+        event(9, b"".join(KINDS[n][1](v) for n, v in zip(names, row, strict=False)) + b"".join(map(varint, row[-1])))
+        for row in rows
+    ]
+    buffer = Bytes(b"".join(made) + bytes(LONGEST))
+    events, stop = walk(buffer, 0, len(buffer.raw) - LONGEST)
+    wanted = ["pair", *data.draw(st.permutations([f.name for f in fields])), "nothing"]
+    layout = Layout(metadata, type_)
+    assert list(events) == [9] and stop == len(buffer.raw) - LONGEST and layout.together
+    number = {f"f{i}": i for i in range(len(names))}
+    expected = [(row[-1], *(row[number[name]] for name in wanted[1:-1]), None) for row in rows]
+    assert layout.read(buffer, events[9], wanted).rows() == expected
+    read = compile_reader(metadata, type_, wanted)
+    assert [read(buffer.raw, start)[0] for start, _ in events[9].spans()] == expected
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -241,6 +270,31 @@ def event(type_: int, payload: bytes) -> bytes:
     rest = varint(type_) + payload
     size = len(rest) + 4  # the JVM pads sizes to four bytes
     return bytes([size & 127 | 128, size >> 7 & 127 | 128, size >> 14 & 127 | 128, size >> 21 & 127]) + rest
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.binary(max_size=160)) | st.binary(max_size=6)))
+def test_events_are_found_where_their_sizes_lead(parts: list[tuple[int, bytes] | bytes]) -> None:
+    """Sizes of one byte and of four, types of one and two, and noise; walked here step by step."""
+    made = [p if isinstance(p, bytes) else event(*p) if p[0] % 2 else _short_event(*p) for p in parts]
+    data = b"".join(made)
+    expected: dict[int, list[tuple[int, int]]] = {}
+    p = 0
+    with suppress(IndexError):
+        while p < len(data):
+            size, behind = unsigned(data, p)
+            type_, behind = unsigned(data, behind)
+            if size < 2 or size > len(data) - p or data[p : p + 4] == b"FLR\0":
+                break
+            expected.setdefault(type_, []).append((behind, p + size))
+            p += size
+    events, stop = walk(Bytes(data), 0, len(data))
+    assert stop == p
+    assert [(type_, list(found.spans())) for type_, found in events.items()] == list(expected.items())
+
+
+def _short_event(type_: int, payload: bytes) -> bytes:
+    rest = varint(type_) + payload[:100]
+    return bytes([len(rest) + 1]) + rest
 
 
 HOSTILE = {
