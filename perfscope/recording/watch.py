@@ -107,7 +107,7 @@ class Watcher:
         for pid in [p for p in self._live if p not in found]:
             self._end(pid, began)
         for pid, stat in found.items():
-            self._look(pid, stat, thorough, quiet)
+            self._look(pid, stat, thorough, quiet, last)
         self._scans += 1
         self._last_scan_ns = began
         self.scan_cost_ns = time.thread_time_ns() - spent
@@ -157,7 +157,7 @@ class Watcher:
         """Where nothing was born on the whole host since the last look: walking the trees would find no more."""
         return {pid: stat for pid in self._live if (stat := procfs.read_stat(pid)) is not None}
 
-    def _look(self, pid: int, stat: Stat, thorough: bool, quiet: bool) -> None:
+    def _look(self, pid: int, stat: Stat, thorough: bool, quiet: bool, last: bool) -> None:
         seen = self._live.get(pid)
         now = time.monotonic_ns()
         if seen and seen.process.start_ticks != stat.start_ticks:
@@ -179,11 +179,12 @@ class Watcher:
             self.listener.process_started(process)
         elif stat.state not in "ZX":
             self._refresh(seen, thorough, now)
-        if not quiet or stat.state in "ZX" or procfs.thread_count(pid) != seen.threads:
-            self._look_at_threads(seen, thorough)
-        if stat.state in "ZX" and (leader := self._threads.get((pid, seen.process.start_ticks, pid))):
+        ended = stat.state in "ZX"  # it has exited, whether or not its parent cares; a zombie still had its CPU time
+        if not quiet or ended or procfs.thread_count(pid) != seen.threads:
+            self._look_at_threads(seen, thorough, last or ended)
+        if ended and (leader := self._threads.get((pid, seen.process.start_ticks, pid))):
             leader.last_word = True
-        if stat.state in "ZX":  # it has exited, whether or not its parent cares; a zombie still had its CPU time
+        if ended:
             self._end(pid, now)
 
     def _refresh(self, seen: _Seen, thorough: bool, now: int) -> None:
@@ -203,7 +204,8 @@ class Watcher:
             seen.process = process
             self.listener.process_started(process)
 
-    def _look_at_threads(self, seen: _Seen, thorough: bool) -> None:
+    def _look_at_threads(self, seen: _Seen, thorough: bool, last: bool) -> None:
+        """CPU times are read where they may count: at a thread's first look and at a last one."""
         pid = seen.process.pid
         tids = procfs.threads(pid)
         seen.threads = len(tids)
@@ -211,7 +213,7 @@ class Watcher:
             key = (pid, seen.process.start_ticks, tid)
             thread = self._threads.get(key)
             now = time.monotonic_ns()
-            stat = procfs.schedstat(pid, tid)
+            stat = procfs.schedstat(pid, tid) if thread is None or last else None
             if thread is None:
                 born, first = now, stat
                 if self._scans and (own := procfs.read_stat(pid, tid)):
@@ -220,8 +222,9 @@ class Watcher:
                     first = SchedStat(0, 0, 0)
                 self._threads[key] = _Thread(born, now, first, stat, procfs.comm(pid, tid))
                 continue
-            if stat is not None:
-                thread.end_ns, thread.last = now, stat
+            if last and stat is None:
+                continue  # gone just now
+            thread.end_ns, thread.last = now, stat or thread.last
             if thorough:
                 thread.name = procfs.comm(pid, tid) or thread.name
 
