@@ -2,8 +2,9 @@
 
     python benchmarks/jfr_reader.py [FILE.jfr ...] [--rounds 5] [--keep FOLDER]
 
-Both get the same file and the same list of events, in interleaved rounds; each round takes the time of a whole
-process (interpreter or JVM start included) and, for our reader, of the reading alone within it. Medians, and the ratio.
+All get the same file, in interleaved rounds: `jfr print` as a whole process, for the events that perfscope reads; our
+reader alone, for all fields of the same events, as columns in memory; and `perfscope import` as a whole process, which
+resolves stacks and names and writes a session. Medians, and the ratio.
 Without a file: tests/data/jfr/phases.jfr and two recordings made on the spot with perfscope's own settings, one of a
 busy program and one of a heap so small that it is collected all the time. --keep leaves these two in a folder.
 """
@@ -37,8 +38,8 @@ count = 0
 wanted = sys.argv[2].split(",")
 for chunk in JfrFile(Path(sys.argv[1]), wanted, CONSTANTS):
     for name in chunk.event_names():
-        for row in chunk.rows(name, chunk.field_names(name)):
-            count += 1
+        for piece in chunk.columns(name, chunk.field_names(name)):
+            count += piece.count
 print(count, time.perf_counter() - begin)
 """
 
@@ -56,31 +57,31 @@ def make(work: str, folder: Path) -> Path:
     return path
 
 
-def measure(file: Path, rounds: int) -> None:
+def measure(file: Path, rounds: int, folder: Path) -> None:
     names = ",".join(sorted(WANTED))
+    print_ = ["jfr", "print", "--json", "--stack-depth", "64", "--events", names, str(file)]
+    import_ = [sys.executable, "-m", "perfscope", "import", str(file), "--force", "-o", str(folder / "s.perfscope")]
     theirs: list[float] = []
-    process: list[float] = []
     reading: list[float] = []
+    whole: list[float] = []
     events = ""
     for _ in range(rounds):
-        begin = time.perf_counter()
-        subprocess.run(
-            ["jfr", "print", "--json", "--stack-depth", "64", "--events", names, str(file)],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
-        theirs.append(time.perf_counter() - begin)
-        begin = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-c", OURS, str(file), names], check=True, capture_output=True, text=True
-        )
-        process.append(time.perf_counter() - begin)
+        theirs.append(seconds(print_))
+        ours = [sys.executable, "-c", OURS, str(file), names]
+        done = subprocess.run(ours, check=True, capture_output=True, text=True)
         events, inner = done.stdout.split()
         reading.append(float(inner))
-    medians = [statistics.median(times) for times in (theirs, process, reading)]
+        whole.append(seconds(import_))
+    medians = [statistics.median(times) for times in (theirs, reading, whole)]
     print(f"{file.name}: {file.stat().st_size / 1e6:.2f} MB, {events} events, {rounds} rounds")
-    for what, median in zip(("jfr print --json", "ours, whole process", "ours, reading"), medians, strict=True):
+    for what, median in zip(("jfr print --json", "our reader", "perfscope import"), medians, strict=True):
         print(f"{what:22} {median * 1e3:9.1f} ms   {medians[0] / median:6.1f} x")
+
+
+def seconds(command: list[str]) -> float:
+    begin = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return time.perf_counter() - begin
 
 
 def main() -> int:
@@ -96,7 +97,7 @@ def main() -> int:
         folder = options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         for file in options.files or [DATA, *(make(work, folder) for work in MADE)]:
-            measure(file, options.rounds)
+            measure(file, options.rounds, Path(temporary))
     return 0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import compress, repeat
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,13 @@ class Piece:
 
     count: int
     columns: list[Column]
+
+    def where(self, keep: npt.NDArray[np.bool_]) -> Piece:
+        """Those events for which `keep` is true."""
+        if keep.all():
+            return self
+        kept = (c[keep] if isinstance(c, np.ndarray) else c and list(compress(c, keep)) for c in self.columns)
+        return Piece(int(keep.sum()), list(kept))
 
     def rows(self) -> list[tuple[Any, ...]]:
         if not self.columns:

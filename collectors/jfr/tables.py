@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import repeat
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from perfscope.clock import ClockMap
 from perfscope.collectors.jfr.chunk import Chunk
+from perfscope.collectors.jfr.columns import Column, Piece
 from perfscope.collectors.jfr.frames import ChunkNames
 from perfscope.collectors.jfr.kinds import EVENTS, SAMPLES, Kind
 from perfscope.model.session_writer import SessionWriter
 
-BATCH = 50_000
 _MIN = -(1 << 63)
+
+_Times = npt.NDArray[np.int64]
 
 
 @dataclass
@@ -43,12 +49,13 @@ class Tables:
         """All wanted events of one chunk."""
         names = ChunkNames(chunk)
         tids = {key: self._thread(names, values) for key, values in names.threads.items()}
-        for name in SAMPLES:
-            self._samples(chunk, names, tids, clock, name)
-        for name, kind in EVENTS.items():
-            if chunk.count(name):
-                self._events(chunk, names, tids, clock, name, kind)
-        self._counters(chunk, names, clock)
+        with np.errstate(invalid="ignore"):  # damaged ticks may be too large for nanoseconds
+            for name in SAMPLES:
+                self._samples(chunk, names, tids, clock, name)
+            for name, kind in EVENTS.items():
+                if chunk.count(name):
+                    self._events(chunk, names, tids, clock, name, kind)
+            self._counters(chunk, names, clock)
         for _, amount in chunk.rows("jdk.DataLoss", ("startTime", "amount")):
             self.lost_bytes += amount or 0
 
@@ -68,127 +75,138 @@ class Tables:
             self.writer.note_thread(self.pid, tid, name=name, named_by="java")
         return tid
 
-    def _inside(self, start: int, duration: int = 0) -> bool:
-        if start + duration < self.window[0] or start > self.window[1]:
-            return False
-        if self.first_ns is None or start < self.first_ns:
-            self.first_ns = start
-        if self.last_ns is None or start + duration > self.last_ns:
-            self.last_ns = start + duration
-        return True
+    def _inside(self, start: _Times, duration: _Times | int = 0) -> npt.NDArray[np.bool_]:
+        """Which of them lie in the window; the earliest and the latest of these are noted."""
+        end = start + duration
+        keep = (end >= self.window[0]) & (start <= self.window[1])
+        if keep.any():
+            first, last = int(start[keep].min()), int(end[keep].max())
+            self.first_ns = first if self.first_ns is None else min(first, self.first_ns)
+            self.last_ns = last if self.last_ns is None else max(last, self.last_ns)
+        return keep
 
     def _samples(
         self, chunk: Chunk, names: ChunkNames, tids: dict[int, int | None], clock: ClockMap, event: str
     ) -> None:
-        stacks = self.writer.stacks
-        batch: list[tuple[int | None, int, int]] = []
-        for ticks, thread, trace in chunk.rows(event, ("startTime", "sampledThread", "stackTrace")):
-            stack = names.stack(trace, stacks)
-            if stack is None:
-                self.unresolved += 1
-                continue
-            time_ns = clock.to_mono(ticks)
-            if not self._inside(time_ns):
-                continue
-            self.truncated_samples += names.is_truncated(trace)
-            batch.append((tids.get(thread), time_ns, stack))
-            if len(batch) >= BATCH:
-                self._write_samples(event, batch)
-                batch = []
-        self._write_samples(event, batch)
-
-    def _write_samples(self, event: str, batch: list[tuple[int | None, int, int]]) -> None:
-        count = len(batch)
-        if not count:
-            return
-        tid, time_ns, stack = zip(*batch, strict=True)
-        self.rows[event] += count
-        self.writer.append(
-            "samples",
-            {
-                "source": ["jfr"] * count,
-                "pid": np.full(count, self.pid, np.int32),
-                "tid": list(tid),
-                "time_ns": np.asarray(time_ns, np.int64),
-                "stack_id": np.asarray(stack, np.int32),
-                "count": np.ones(count, np.int64),
-                "torn": np.zeros(count, bool),
-            },
-        )
+        stack_of = cache(lambda key: names.stack(key, self.writer.stacks))
+        for time_ns, piece in _timed(chunk, clock, event, ("stackTrace", "sampledThread")):
+            known = np.array([stack is not None for stack in _each(stack_of, piece, 0)], bool)
+            self.unresolved += piece.count - int(known.sum())
+            time_ns, piece = time_ns[known], piece.where(known)
+            inside = self._inside(time_ns)
+            time_ns, piece = time_ns[inside], piece.where(inside)
+            self.truncated_samples += sum(_each(cache(names.is_truncated), piece, 0))
+            self.rows[event] += piece.count
+            self.writer.append(
+                "samples",
+                {
+                    "source": ["jfr"] * piece.count,
+                    "pid": np.full(piece.count, self.pid, np.int32),
+                    "tid": _each(tids.get, piece, 1),
+                    "time_ns": time_ns,
+                    "stack_id": _each(stack_of, piece, 0),
+                    "count": np.ones(piece.count, np.int64),
+                    "torn": np.zeros(piece.count, bool),
+                },
+            )
 
     def _events(
         self, chunk: Chunk, names: ChunkNames, tids: dict[int, int | None], clock: ClockMap, event: str, kind: Kind
     ) -> None:
-        fields = ("startTime", "duration", "eventThread", "stackTrace", kind.subject or "-", kind.other or "-",
-                  kind.bytes or "-", kind.cause or "-", "port", "thread")  # fmt: skip
-        subject_of = _subject(chunk, names, kind)
-        cause_of = _constant(chunk, names, "jdk.types.GCCause")
         type_ = event.removeprefix("jdk.")
-        thread_event = type_ in ("ThreadStart", "ThreadEnd")
-        batch: list[tuple[Any, ...]] = []
-        for ticks, lasted, thread, trace, subject, other, size, cause, port, about in chunk.rows(event, fields):
-            start = clock.to_mono(ticks)
-            duration = round(lasted * clock.scale) if lasted and lasted > 0 else 0
-            if not self._inside(start, duration):
-                continue
-            batch.append(
-                (
-                    start,
-                    duration,
-                    tids.get(about if thread_event else thread),
-                    type_,
-                    names.stack(trace, self.writer.stacks),
-                    subject_of(subject, port),
-                    tids.get(other) if other else None,
-                    size if size is None or size >= 0 else None,
-                    cause_of(cause),
-                )
-            )
-            if len(batch) >= BATCH:
-                self._write_events(event, batch)
-                batch = []
-        self._write_events(event, batch)
-
-    def _write_events(self, event: str, batch: list[tuple[Any, ...]]) -> None:
-        if not batch:
-            return
-        columns = ("time_ns", "duration_ns", "tid", "type", "stack_id", "subject", "other_tid", "bytes", "cause")
-        data: dict[str, Any] = {n: list(v) for n, v in zip(columns, zip(*batch, strict=True), strict=True)}
-        data["pid"] = np.full(len(batch), self.pid, np.int32)
-        self.rows[event] += len(batch)
-        self.writer.append("jvm_events", data)
-
-    def _counters(self, chunk: Chunk, names: ChunkNames, clock: ClockMap) -> None:
-        found: list[tuple[int, str, float]] = []
-        when_of = _constant(chunk, names, "jdk.types.GCWhen")
-        for ticks, when, used in chunk.rows("jdk.GCHeapSummary", ("startTime", "when", "heapUsed")):
-            if when_of(when) == "After GC" and used is not None:
-                found.append((clock.to_mono(ticks), "jvm_heap_used_after_gc_bytes", used))
-        fields = ("startTime", "jvmUser", "jvmSystem", "machineTotal")
-        for ticks, *shares in chunk.rows("jdk.CPULoad", fields):
-            if not shares[-1]:  # the first reading of a JVM's life has nothing to compare with, and says 0
-                continue
-            time_ns = clock.to_mono(ticks)
-            for name, share in zip(("jvm_cpu_user_pct", "jvm_cpu_system_pct", "host_cpu_pct"), shares, strict=True):
-                if share is not None and 0 <= share <= 1:
-                    found.append((time_ns, name, share * 100.0))
-        for ticks, thrown in chunk.rows("jdk.ExceptionStatistics", ("startTime", "throwables")):
-            if thrown is not None:
-                found.append((clock.to_mono(ticks), "jvm_throwables_total", thrown))
-        found = [row for row in found if self._inside(row[0])]
-        if found:
-            times, counter, values = zip(*found, strict=True)
+        thread = "thread" if type_ in ("ThreadStart", "ThreadEnd") else "eventThread"
+        fields = ("duration", thread, "stackTrace", kind.subject, "port", kind.other, kind.bytes, kind.cause)
+        stack_of = cache(lambda key: names.stack(key, self.writer.stacks))
+        subject_of = cache(_subject(chunk, names, kind))
+        cause_of = cache(_constant(chunk, names, "jdk.types.GCCause"))
+        for time_ns, piece in _timed(chunk, clock, event, [name or "-" for name in fields]):
+            lasted = _whole(piece.columns[0])
+            lasted = np.zeros_like(time_ns) if lasted is None else np.maximum(lasted, 0)
+            duration_ns = np.rint(lasted * clock.scale).astype(np.int64)
+            inside = self._inside(time_ns, duration_ns)
+            piece = piece.where(inside)
+            size = _whole(piece.columns[6])
+            self.rows[event] += piece.count
             self.writer.append(
-                "counters",
+                "jvm_events",
                 {
-                    "time_ns": np.asarray(times, np.int64),
-                    "error_ns": np.full(len(found), clock.error_ns, np.int64),
-                    "source": ["jfr"] * len(found),
-                    "name": list(counter),
-                    "pid": np.full(len(found), self.pid, np.int32),
-                    "value": np.asarray(values, np.float64),
+                    "time_ns": time_ns[inside],
+                    "duration_ns": duration_ns[inside],
+                    "pid": np.full(piece.count, self.pid, np.int32),
+                    "tid": _each(tids.get, piece, 1),
+                    "type": [type_] * piece.count,
+                    "stack_id": _each(stack_of, piece, 2),
+                    "subject": _each(subject_of, piece, 3, 4),
+                    "other_tid": _each(lambda key: tids.get(key) if key else None, piece, 5),
+                    "bytes": None if size is None else pa.array(size, mask=size < 0),
+                    "cause": _each(cause_of, piece, 7),
                 },
             )
+
+    def _counters(self, chunk: Chunk, names: ChunkNames, clock: ClockMap) -> None:
+        when_of = cache(_constant(chunk, names, "jdk.types.GCWhen"))
+        for time_ns, piece in _timed(chunk, clock, "jdk.GCHeapSummary", ("when", "heapUsed")):
+            after = np.array([when == "After GC" for when in _each(when_of, piece, 0)], bool)
+            self._counter(time_ns, clock, "jvm_heap_used_after_gc_bytes", piece.columns[1], after)
+        for time_ns, piece in _timed(chunk, clock, "jdk.CPULoad", ("machineTotal", "jvmUser", "jvmSystem")):
+            shares = [c * 100.0 if isinstance(c, np.ndarray) else None for c in piece.columns]
+            if shares[0] is None:
+                continue
+            compared = shares[0] != 0  # the first reading of a JVM's life has nothing to compare with, and says 0
+            for name, share in zip(("host_cpu_pct", "jvm_cpu_user_pct", "jvm_cpu_system_pct"), shares, strict=True):
+                if share is not None:
+                    sound = compared & (share >= 0) & (share <= 100)
+                    self._counter(time_ns, clock, name, share, sound)
+        for time_ns, piece in _timed(chunk, clock, "jdk.ExceptionStatistics", ("throwables",)):
+            self._counter(time_ns, clock, "jvm_throwables_total", piece.columns[0], np.ones(piece.count, bool))
+
+    def _counter(
+        self, time_ns: _Times, clock: ClockMap, name: str, values: Column, where: npt.NDArray[np.bool_]
+    ) -> None:
+        if not isinstance(values, np.ndarray):
+            return
+        time_ns, values = time_ns[where], values[where]
+        inside = self._inside(time_ns)
+        count = int(inside.sum())
+        self.writer.append(
+            "counters",
+            {
+                "time_ns": time_ns[inside],
+                "error_ns": np.full(count, clock.error_ns, np.int64),
+                "source": ["jfr"] * count,
+                "name": [name] * count,
+                "pid": np.full(count, self.pid, np.int32),
+                "value": values[inside].astype(np.float64),
+            },
+        )
+
+
+def _timed(chunk: Chunk, clock: ClockMap, event: str, fields: Sequence[str]) -> Iterator[tuple[_Times, Piece]]:
+    """Events of a type, some after the other: when each began, and these fields."""
+    for piece in chunk.columns(event, (*fields, "startTime")):
+        *columns, start = piece.columns
+        ticks = _whole(start)
+        if ticks is None:
+            chunk.damaged_events += piece.count
+            continue
+        yield clock.to_mono(ticks), Piece(piece.count, columns)
+
+
+def _whole(column: Column) -> npt.NDArray[np.int64] | None:
+    """Whole numbers, if it is such a column."""
+    return column.astype(np.int64) if isinstance(column, np.ndarray) and column.dtype.kind in "iu" else None
+
+
+def _each(of: Callable[..., Any], piece: Piece, *columns: int) -> list[Any]:
+    """What `of` says of each event's value in one or several columns: of numbers and texts, and of None for others."""
+    return list(map(of, *(_values(piece.columns[number], piece.count) for number in columns)))
+
+
+def _values(column: Column, count: int) -> Iterable[Any]:
+    if isinstance(column, np.ndarray):
+        values: list[Any] = column.tolist()
+        return values
+    return repeat(None, count) if not column or isinstance(column[0], list | tuple) else column
 
 
 def _constant(chunk: Chunk, names: ChunkNames, pool_name: str) -> Callable[[Any], str | None]:
