@@ -115,6 +115,12 @@ def last_born() -> int | None:
     return int(fields[4]) if len(fields) == 5 else None
 
 
+def is_leader(tid: int) -> bool:
+    """True if that is a process, or its first thread: /proc/TID is there for every other thread, too, unlisted."""
+    data = _read(f"/proc/{tid}/status") or b""
+    return any(line == b"Tgid:\t%d" % tid for line in data.splitlines())
+
+
 def children(pid: int) -> list[int]:
     """Direct children of all threads of a process."""
     found: list[int] = []

@@ -18,6 +18,8 @@ from perfscope.procfs import Process, SchedStat, Stat
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _EXE_CHECKS_EVERY = 5
 """Looks between two readings of what changes rarely: thread names, and the maps of a process that stays native."""
+_FEW_BORN = 50
+"""Processes and threads born on the host since the last look that are looked at one by one."""
 _YOUNG_NS = 5_000_000_000
 """A native process younger than this is looked into at every scan: it may be about to load libjvm.so."""
 
@@ -100,10 +102,9 @@ class Watcher:
         """One look at everything. `last`: also reads what is otherwise read now and then (names)."""
         began, spent = time.monotonic_ns(), time.thread_time_ns()
         thorough = last or self._scans % _EXE_CHECKS_EVERY == 0
-        born = procfs.last_born()
-        quiet = not thorough and born is not None and born == self._last_born
-        self._last_born = born
-        found = self._still_there() if quiet else self._walk()
+        fresh = self._born_since(procfs.last_born())
+        quiet = not thorough and fresh is not None and not fresh
+        found = self._walk() if thorough or fresh is None else self._still_there(fresh)
         for pid in [p for p in self._live if p not in found]:
             self._end(pid, began)
         for pid, stat in found.items():
@@ -153,9 +154,22 @@ class Watcher:
             queue += procfs.children(pid)
         return found
 
-    def _still_there(self) -> dict[int, Stat]:
-        """Where nothing was born on the whole host since the last look: walking the trees would find no more."""
-        return {pid: stat for pid in self._live if (stat := procfs.read_stat(pid)) is not None}
+    def _born_since(self, born: int | None) -> range | None:
+        """Ids given to processes and threads of the whole host since the last look; None if too many, or unknown."""
+        before, self._last_born = self._last_born, born
+        if born is None or before is None or not 0 <= born - before <= _FEW_BORN:
+            return None
+        return range(before + 1, born + 1)
+
+    def _still_there(self, fresh: range) -> dict[int, Stat]:
+        """What walking the trees would find, by the ids that are new: cheaper than asking all threads."""
+        found = {pid: stat for pid in self._live if (stat := procfs.read_stat(pid)) is not None}
+        for pid in fresh:
+            if pid in found or pid in self.own_pids or (stat := procfs.read_stat(pid)) is None:
+                continue
+            if stat.ppid in found and stat.state not in "ZX" and procfs.is_leader(pid):
+                found[pid] = stat
+        return found
 
     def _look(self, pid: int, stat: Stat, thorough: bool, quiet: bool, last: bool) -> None:
         seen = self._live.get(pid)
