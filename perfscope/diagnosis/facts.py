@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from perfscope.diagnosis.intervals import Growth, Int64, Intervals, depth, groups, joined, overlap_ns, union, union_ns
+from perfscope.diagnosis.intervals import Growth, Int64, Intervals, depth, groups, joined, overlap_ns, union
 from perfscope.diagnosis.kernels import Kernel, measured
 from perfscope.diagnosis.thresholds import Thresholds, defaults
 from perfscope.merge.intervals import FAR
@@ -89,15 +89,15 @@ class Facts:
         present = {t.pid for t in self.threads}
         return sorted(pid for pid, kind in self.runtimes.items() if kind == runtime and pid in present)
 
-    def spent(self, states: Iterable[int], pids: Iterable[int] | None = None) -> Intervals:
-        """All slices in these states, of these processes (of all, if None)."""
-        return self.slices(states, pids)[0]
+    def spent(self, states: Iterable[int], threads: Iterable[int] | None = None) -> Intervals:
+        """All slices in these states, of these threads (of all, if None)."""
+        return self.slices(states, threads)[0]
 
-    def slices(
-        self, states: Iterable[int], pids: Iterable[int] | None = None
-    ) -> tuple[Intervals, npt.NDArray[np.int32]]:
+    def slices(self, states: Iterable[int], threads: Iterable[int] | None = None) -> tuple[Intervals, StackIds]:
         """As `spent`, with the stack_id of each slice."""
-        masks = list(self._in(states, pids))
+        wanted = np.isin(np.arange(len(STATES)), list(states))
+        numbers = range(len(self.threads)) if threads is None else threads
+        masks = [(i, wanted[self.threads[i].state]) for i in numbers]
         ends = np.cumsum([np.count_nonzero(mask) for _, mask in masks], dtype=np.int64)
         size = int(ends[-1]) if len(ends) else 0
         start, end, thread = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int32)
@@ -107,30 +107,20 @@ class Facts:
             start[rows], end[rows], stack[rows], thread[rows] = t.start_ns[mask], t.end_ns[mask], t.stack_id[mask], i
         return Intervals(start, end, thread), stack
 
+    def threads_of(self, pid: int) -> list[int]:
+        """Indices of a process's threads."""
+        return [i for i, t in enumerate(self.threads) if t.pid == pid]
+
     @cached_property
     def _state_ns(self) -> npt.NDArray[np.int64]:
         """int64[threads, STATES]: how long each thread was in each state."""
         totals = [np.bincount(t.state, t.end_ns - t.start_ns, len(STATES)) for t in self.threads]
         return np.asarray(totals, np.int64).reshape(-1, len(STATES))
 
-    def total_ns(self, states: Iterable[int]) -> int:
-        """How long threads were in these states, all together."""
-        return int(self._state_ns[:, list(states)].sum())
-
-    @cached_property
-    def busy_ns(self) -> int:
-        """How long at least one thread was active."""
-        times, count = self._active_depth
-        return int(np.diff(times)[count[:-1] > 0].sum())
-
-    def _in(self, states: Iterable[int], pids: Iterable[int] | None) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
-        """Each thread of these processes (of all, if None), and which of its slices are in these states."""
-        wanted = np.zeros(len(STATES), bool)
-        wanted[list(states)] = True
-        processes = None if pids is None else set(pids)
-        for i, t in enumerate(self.threads):
-            if processes is None or t.pid in processes:
-                yield i, wanted[t.state]
+    def total_ns(self, states: Iterable[int], threads: Iterable[int] | None = None) -> int:
+        """How long these threads (all, if None) were in these states, all together."""
+        totals = self._state_ns if threads is None else self._state_ns[list(threads)]
+        return int(totals[:, list(states)].sum())
 
     @cached_property
     def unknown_pct(self) -> float | None:
@@ -144,28 +134,32 @@ class Facts:
         """Upper bound on the share of elapsed time (0..100) that is saved if `lost` time took none.
 
         The critical path is unknown, so it is taken at its worst of two readings: it is spread evenly over all threads
-        active at each moment (integral of lost / active threads), or it is the single thread that lost most. It can
-        save no more than the time in which any thread lost some (the union). Where the work itself stays
-        (`work_stays`: a wait goes away, not what the others did meanwhile), all of it must still fit on the cores:
-        elapsed - CPU time / cores is a bound too.
+        active at each moment (integral of lost / active threads), or it is the single thread that lost most. Where the
+        work itself stays (`work_stays`: a wait goes away, not what the others did meanwhile), all of it must still fit
+        on the cores: elapsed - CPU time / cores is a bound too.
         """
-        if self.elapsed_ns <= 0 or not len(lost):
+        return self._ceiling_pct(self._shared_ns(lost), max(lost.by_thread().values(), default=0), work_stays)
+
+    def ceiling_of_state_pct(self, state: int, threads: Sequence[int], *, work_stays: bool) -> float:
+        """As ceiling_pct, where all that these threads spent in an active state is lost."""
+        shared, most = self._state_shared_ns[threads, state].sum(), self._state_ns[threads, state].max(initial=0)
+        return self._ceiling_pct(float(shared), float(most), work_stays)
+
+    def ceiling_of_parts_pct(self, state: int, part: Mapping[int, float], threads: Sequence[int]) -> float:
+        """As ceiling_of_state_pct for work that goes away, where of the threads in `part` a share (0..1) is lost."""
+        lost = {thread: share * int(self._state_ns[thread, state]) for thread, share in part.items()}
+        # The integral is over the time of all `threads`; of it the same share is lost as of its total.
+        shared = self._state_shared_ns[threads, state].sum()
+        spread = float(shared) * sum(lost.values()) / max(self.total_ns([state], threads), 1)
+        return self._ceiling_pct(spread, max(lost.values(), default=0.0), work_stays=False)
+
+    def _ceiling_pct(self, shared_ns: float, most_ns: float, work_stays: bool) -> float:
+        if self.elapsed_ns <= 0:
             return 0.0
-        saved = max(self._shared_ns(lost), float(next(iter(lost.by_thread().values()))))
-        saved = min(saved, float(union_ns(lost)))
+        saved = max(shared_ns, most_ns)
         if work_stays and self.cores:
             saved = min(saved, max(0.0, self.elapsed_ns - self.total_ns([RUNNING]) / self.cores))
         return min(100.0, 100 * saved / self.elapsed_ns)
-
-    def ceiling_of_parts_pct(self, running: Intervals, part: Mapping[int, float]) -> float:
-        """As ceiling_pct for work that goes away, where of each thread's `running` time a share (0..1) is lost."""
-        if self.elapsed_ns <= 0 or not part:
-            return 0.0
-        totals = running.by_thread()
-        lost = {thread: share * totals.get(thread, 0) for thread, share in part.items()}
-        # The integral is over all of the process's running time; of it the same share is lost as of its total.
-        spread = self._shared_ns(running) * sum(lost.values()) / max(running.total_ns, 1)
-        return min(100.0, 100 * max(spread, *lost.values()) / self.elapsed_ns)
 
     def lost_pct(self, lost: Intervals) -> float:
         """Share of the working time of the threads in `lost` that is lost: lost / (lost + their other active time)."""
@@ -174,40 +168,55 @@ class Facts:
         active = int(self._state_ns[np.ix_(list(lost.by_thread()), ACTIVE)].sum())
         return 100 * lost.total_ns / (active + self._not_active(lost).total_ns)
 
+    @cached_property
+    def busy_ns(self) -> int:
+        """How long at least one thread was active."""
+        return self._activity[0]
+
+    @cached_property
+    def _activity(self) -> tuple[int, Growth]:
+        """How long at least one thread was active, and how the share that each active thread has of it grows."""
+        return self._activity_with(Intervals.of([]))
+
+    def _activity_with(self, more: Intervals) -> tuple[int, Growth]:
+        """As _activity, if threads were active in these intervals, too, which lie outside of their active time."""
+        starts, ends = zip(*self._active, (more.start_ns, more.end_ns), strict=True)
+        times, count = depth(np.concatenate(starts), np.concatenate(ends))
+        rates = np.divide(1, count, out=np.zeros(len(count)), where=count > 0)
+        return int(np.diff(times)[count[:-1] > 0].sum()), Growth(times, rates)
+
+    @cached_property
+    def _state_shared_ns(self) -> npt.NDArray[np.float64]:
+        """float64[threads, STATES]: integral of 1 / active threads over each thread's time in each active state."""
+        _, share = self._activity
+        totals = []
+        for t in self.threads:
+            grown = np.diff(share.until(np.append(t.start_ns, t.end_ns[-1:])))
+            totals.append(np.bincount(t.state, grown, len(STATES)))
+        return np.asarray(totals, np.float64).reshape(-1, len(STATES))
+
     def _shared_ns(self, lost: Intervals) -> float:
         """Integral over time of (threads that lose it / threads active): each instant shared by all in it."""
         beside = self._not_active(lost)
-        growth = self._share if not len(beside) else _share(*self._depth_with(beside))
-        return float(growth.within(lost.start_ns, lost.end_ns).sum())
-
-    @cached_property
-    def _share(self) -> Growth:
-        return _share(*self._active_depth)
-
-    @cached_property
-    def _active_depth(self) -> tuple[Int64, npt.NDArray[np.int32]]:
-        """How many threads were active, from each of these times on."""
-        return self._depth_with(Intervals.of([]))
-
-    def _depth_with(self, more: Intervals) -> tuple[Int64, npt.NDArray[np.int32]]:
-        """How many threads were active or in one of these intervals, which lie outside of their active time."""
-        parts = [self._active(thread) for thread in range(len(self.threads))]
-        starts, ends = zip(*parts, (more.start_ns, more.end_ns), strict=True)
-        return depth(np.concatenate(starts), np.concatenate(ends))
+        _, share = self._activity_with(beside) if len(beside) else self._activity
+        return float(share.within(lost.start_ns, lost.end_ns).sum())
 
     def _not_active(self, lost: Intervals) -> Intervals:
         """What of `lost` lies outside of its threads' active time."""
         parts = []
         for thread, intervals in lost.split().items():
-            start, end = self._active(thread)
+            start, end = self._active[thread]
             parts.append(intervals.within(np.append(-FAR, end), np.append(start, FAR)))
         return joined(parts)
 
-    def _active(self, thread: int) -> tuple[Int64, Int64]:
-        """When a thread was active: disjoint intervals, in order."""
-        t = self.threads[thread]
-        edges = np.diff(_IS_ACTIVE[t.state], prepend=0, append=0)
-        return t.start_ns[edges[:-1] > 0], t.end_ns[edges[1:] < 0]
+    @cached_property
+    def _active(self) -> list[tuple[Int64, Int64]]:
+        """When each thread was active: disjoint intervals, in order."""
+        found = []
+        for t in self.threads:
+            edges = np.diff(_IS_ACTIVE[t.state], prepend=0, append=0)
+            found.append((t.start_ns[edges[:-1] > 0], t.end_ns[edges[1:] < 0]))
+        return found
 
     # Stacks
 
@@ -372,8 +381,3 @@ def _standard_library(frame: Frame) -> bool:
     return file.startswith("<frozen") or (
         "/lib/python3" in file and "site-packages" not in file and "dist-packages" not in file
     )
-
-
-def _share(times: Int64, count: npt.NDArray[np.int32]) -> Growth:
-    """Grows by what one of `count` threads has of each moment."""
-    return Growth(times, np.divide(1, count, out=np.zeros(len(count)), where=count > 0))

@@ -101,7 +101,9 @@ def joined(parts: list[Intervals]) -> Intervals:
 def union(start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
     """The same instants as disjoint intervals in order."""
     keep = end_ns > start_ns
-    start, end = (np.sort(times[keep], kind="stable") for times in (start_ns, end_ns))  # runs of a thread are merged
+    start, end = start_ns[keep], end_ns[keep]
+    for times in (start, end):
+        times.sort(kind="stable")  # runs of a thread are merged
     # Nothing covers the moment before the i-th start if as many have ended before it as have begun.
     first = np.ones(len(start), bool)
     first[1:] = start[1:] > end[:-1]
@@ -162,10 +164,11 @@ class Growth:
 
     def within(self, start_ns: Int64, end_ns: Int64) -> npt.NDArray[np.float64]:
         """float64[n]: by how much it grew in each interval."""
-        if not len(self._times):
-            return np.zeros(len(start_ns))
-        return self._until(end_ns) - self._until(start_ns)
+        return self.until(end_ns) - self.until(start_ns)
 
-    def _until(self, times: Int64) -> npt.NDArray[np.float64]:
+    def until(self, times: Int64) -> npt.NDArray[np.float64]:
+        """float64[n]: what it has grown to at each time."""
+        if not len(self._times):
+            return np.zeros(len(times))
         totals: npt.NDArray[np.float64] = np.interp(times - self._first, self._times, self._totals)
         return totals

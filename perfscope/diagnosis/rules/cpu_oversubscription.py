@@ -11,7 +11,7 @@ import numpy as np
 
 from perfscope.diagnosis.describe import against, flame, not_evaluable, observed, ok, seconds, threads_text, where
 from perfscope.diagnosis.facts import Facts
-from perfscope.diagnosis.intervals import Intervals, overlap_ns, union, union_ns
+from perfscope.diagnosis.intervals import overlap_ns, union
 from perfscope.diagnosis.thresholds import Limits
 from perfscope.merge.slices import RUNNABLE, RUNNING
 from perfscope.model.finding import Finding, Severity, Verdict
@@ -26,23 +26,30 @@ def evaluate(facts: Facts, limits: Limits) -> Verdict:
         return not_evaluable(RULE, f"no sched events: {gap[0]}", gap[1])
     if facts.unknown_pct is None or facts.unknown_pct > 50:
         return not_evaluable(RULE, "most threads' time has no sched events", "perfscope record as root")
-    waiting, running = (_of_the_program(facts, facts.spent([state])) for state in (RUNNABLE, RUNNING))
-    wanted = waiting.total_ns + running.total_ns
+    program = _program(facts)
+    waited, ran = (facts.total_ns([state], program) for state in (RUNNABLE, RUNNING))
+    wanted = waited + ran
     if wanted == 0:
         return ok(RULE, "no thread wanted a CPU")
-    share, gain = 100 * waiting.total_ns / wanted, facts.ceiling_pct(waiting, work_stays=False)
+    share, gain = 100 * waited / wanted, facts.ceiling_of_state_pct(RUNNABLE, program, work_stays=False)
     why = f"threads wanted a CPU for {seconds(wanted)} and had none for {share:.1f} % of it"
-    if share < limits["runnable_pct"].value or gain < limits["gives_back_pct"].value:
+    if not waited or share < limits["runnable_pct"].value or gain < limits["gives_back_pct"].value:
         return ok(RULE, why)
+    waiting = facts.spent([RUNNABLE], program)
+    during = union(waiting.start_ns, waiting.end_ns)
+    at_least_one = int((during[1] - during[0]).sum())
+    used = 0.0
+    for running in (facts.spent([RUNNING], [thread]) for thread in program):
+        used += overlap_ns(running.start_ns, running.end_ns, during).sum() / at_least_one
     evidence = [
         against("runnable without a CPU, of the time wanted on one", share, limits["runnable_pct"], MEASURED),
         against("ceiling of elapsed time saved", gain, limits["gives_back_pct"], MEASURED),
-        observed("runnable threads while at least one waited", wanted / max(union_ns(waiting), 1), "threads", MEASURED),
-        observed("CPUs used on average", running.total_ns / facts.elapsed_ns, "CPUs", MEASURED),
+        observed("runnable threads while at least one waited", wanted / at_least_one, "threads", MEASURED),
+        observed("CPUs used on average", ran / facts.elapsed_ns, "CPUs", MEASURED),
     ]
     if facts.cores:
         evidence.append(observed("CPUs of the host", facts.cores, "CPUs", "session.json (host)"))
-    own, used = own_share_pct(facts), _used_meanwhile(waiting, running)
+    own = own_share_pct(facts)
     evidence.append(observed("CPUs that its own threads used while at least one waited", used, "CPUs", MEASURED))
     if own is None:
         taker, advice = "", _OWN + "; if other programs hold the CPUs, move them away or use a larger host"
@@ -54,7 +61,7 @@ def evaluate(facts: Facts, limits: Limits) -> Verdict:
         evidence.append(observed("waits ended by a CPU given up by the target's own threads", own, "%", MEASURED))
     finding = Finding(
         RULE,
-        f"CPU oversubscription: {threads_text(facts, waiting)} waited {seconds(waiting.total_ns)} for a CPU{taker}",
+        f"CPU oversubscription: {threads_text(facts, waiting)} waited {seconds(waited)} for a CPU{taker}",
         Severity.INFO,
         where(facts, waiting),
         tuple(evidence),
@@ -93,22 +100,15 @@ _BESIDE = (
 """How the names of such threads begin in the first 15 characters, which is all that the kernel keeps of a name."""
 
 
-def _of_the_program(facts: Facts, intervals: Intervals) -> Intervals:
+def _program(facts: Facts) -> list[int]:
+    """Indices of the threads without those."""
     java = set(facts.pids("java"))
-    beside = [i for i, t in enumerate(facts.threads) if t.pid in java and (t.name or "").startswith(_BESIDE)]
-    return intervals.where(~np.isin(intervals.thread, beside)) if beside else intervals
+    return [i for i, t in enumerate(facts.threads) if not (t.pid in java and (t.name or "").startswith(_BESIDE))]
 
 
 _MOST = 0.6
 """Own threads are in their own way if they hold most CPUs; a single one that is waited for on its own CPU, while the
 others are taken, is not."""
-
-
-def _used_meanwhile(waiting: Intervals, running: Intervals) -> float:
-    """Number of CPUs that `running` used on average while at least one interval of `waiting` lasted."""
-    during = union(waiting.start_ns, waiting.end_ns)
-    total = int((during[1] - during[0]).sum())
-    return int(overlap_ns(running.start_ns, running.end_ns, during).sum()) / total if total else 0.0
 
 
 def own_share_pct(facts: Facts) -> float | None:

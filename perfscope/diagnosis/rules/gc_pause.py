@@ -36,7 +36,7 @@ def evaluate(facts: Facts, limits: Limits) -> Verdict:
         share = 100 * int((end - start).sum()) / facts.elapsed_ns if facts.elapsed_ns else 0.0
         longest = float((end - start).max()) / 1e6 if len(start) else 0.0
         seen.append(f"pid {pid}: {len(start)} pauses, {share:.1f} % of the recording, longest {longest:.1f} ms")
-        if share >= limits["paused_pct"].value or longest >= limits["longest_ms"].value:
+        if len(start) and (share >= limits["paused_pct"].value or longest >= limits["longest_ms"].value):
             findings.append(_finding(facts, limits, pid, start, end, share, longest))
     if findings:
         return Verdict(RULE, "flagged", "; ".join(seen), tuple(findings))

@@ -44,11 +44,14 @@ def evaluate(facts: Facts, limits: Limits) -> Verdict:
         return not_evaluable(RULE, f"no futex waits: {gap[0]}", gap[1])
     findings, seen = [], []
     for pid in pids:
-        running = facts.spent([RUNNING], [pid])
-        waits = facts.spent([GIL], [pid]).within(*union(running.start_ns, running.end_ns))
-        lost, gain = facts.lost_pct(waits), facts.ceiling_pct(waits, work_stays=True)
+        running = facts.spent([RUNNING], facts.threads_of(pid))
+        waits = facts.spent([GIL], facts.threads_of(pid)).within(*union(running.start_ns, running.end_ns))
+        lost = facts.lost_pct(waits)
         seen.append(f"pid {pid}: {lost:.1f} % of the waiting threads' working time")
-        if lost >= limits["lost_pct"].value and gain >= limits["gives_back_pct"].value:
+        if not len(waits) or lost < limits["lost_pct"].value:
+            continue
+        gain = facts.ceiling_pct(waits, work_stays=True)
+        if gain >= limits["gives_back_pct"].value:
             findings.append(_finding(facts, limits, pid, waits, lost, gain))
     if findings:
         return Verdict(RULE, "flagged", "; ".join(seen), tuple(findings))
@@ -97,7 +100,7 @@ def _holder(facts: Facts, pid: int, waits: Intervals) -> tuple[Frame, float, int
     if counts.sum() >= _ENOUGH_GIL_SAMPLES:
         stacks, weights, by = samples["stack_id"].to_numpy(), counts, "samples (py-spy --gil, counts)"
     else:
-        running, stacks = facts.slices([RUNNING], [pid])
+        running, stacks = facts.slices([RUNNING], facts.threads_of(pid))
         weights = overlap_ns(running.start_ns, running.end_ns, union(waits.start_ns, waits.end_ns))
         by = "Python samples of threads on a CPU (sched) during the waits"
     functions = by_function(facts, stacks, np.asarray(weights, np.int64), "python")

@@ -113,7 +113,7 @@ def _gain(facts: Facts, pid: int, frame: Frame) -> float | None:
     """Ceiling in percent; None without scheduler records, since then no one knows what was on a CPU."""
     if facts.collector_gap("ebpf"):
         return None
-    running, stacks = facts.slices([RUNNING], [pid])
+    running, stacks = facts.slices([RUNNING], facts.threads_of(pid))
     inside = running.where(_on_stack(facts, frame)[stacks])
     gain = facts.ceiling_pct(inside, work_stays=False)
     if (paused := pauses(facts, pid)) is not None:

@@ -94,9 +94,12 @@ def evaluate(facts: Facts, limits: Limits) -> Verdict:
     enough_ns = limits["gives_back_pct"].value / 100 * facts.elapsed_ns
     waited = [lock for lock in locks if lock.waits.total_ns >= enough_ns]
     for lock in waited:
-        lost, gain = facts.lost_pct(lock.waits), facts.ceiling_pct(lock.waits, work_stays=True)
+        lost = facts.lost_pct(lock.waits)
         worst = max(worst, lost)
-        if lost >= limits["lost_pct"].value and gain >= limits["gives_back_pct"].value:
+        if lost < limits["lost_pct"].value:
+            continue
+        gain = facts.ceiling_pct(lock.waits, work_stays=True)
+        if gain >= limits["gives_back_pct"].value:
             (findings if lock.certain else doubtful).append(_finding(facts, limits, lock, lost, gain))
     why = f"{len(waited)} of {len(locks)} contended locks were waited for at length"
     if waited:

@@ -74,11 +74,12 @@ class _Missing:
 
 
 def _process(facts: Facts, limits: Limits, pid: int) -> Finding | str | _Missing:
-    running = facts.spent([RUNNING], [pid])
-    if running.total_ns == 0:
+    of_pid = facts.threads_of(pid)
+    running_ns = facts.total_ns([RUNNING], of_pid)
+    if running_ns == 0:
         return f"pid {pid}: no CPU time"
     # With too little CPU time for any function to matter there is nothing to be sure about.
-    if facts.ceiling_pct(running, work_stays=False) < limits["gives_back_pct"].value:
+    if facts.ceiling_of_state_pct(RUNNING, of_pid, work_stays=False) < limits["gives_back_pct"].value:
         return f"pid {pid}: its CPU time is below {limits['gives_back_pct'].value:g} % of the recording"
     period = _period_ns(facts, pid)
     if period is None:
@@ -90,7 +91,7 @@ def _process(facts: Facts, limits: Limits, pid: int) -> Finding | str | _Missing
     seen = float(looks.sum())
     if seen < limits["looks"].value:
         return _Missing(f"pid {pid}: only {seen:.0f} samples of running threads")
-    unsampled = max(0.0, 100 * (1 - seen * period / running.total_ns))
+    unsampled = max(0.0, 100 * (1 - seen * period / running_ns))
     if unsampled > limits["unsampled_pct"].value:
         return _Missing(
             f"pid {pid}: {unsampled:.0f} % of its CPU time has no Python stack (threads without Python, or "
@@ -104,11 +105,11 @@ def _process(facts: Facts, limits: Limits, pid: int) -> Finding | str | _Missing
         t: float(looks[inside & (threads == t)].sum() / looks[threads == t].sum())
         for t in np.unique(threads[inside]).tolist()
     }
-    gain = facts.ceiling_of_parts_pct(running, parts)
+    gain = facts.ceiling_of_parts_pct(RUNNING, parts, of_pid)
     text = f"{label(frame)} holds {100 * share:.0f} % of the CPU time of pid {pid} ({100 * low:.0f}-{100 * high:.0f} %)"
     if 100 * low < limits["cpu_share_pct"].value or gain < limits["gives_back_pct"].value:
         return f"the hottest function, {text}, is below the thresholds"
-    busy = running.where(np.isin(running.thread, list(parts)))
+    busy = facts.spent([RUNNING], parts)
     interval = "CPU time of the process, lower end of the 95 % interval"
     return Finding(
         RULE,
@@ -124,7 +125,7 @@ def _process(facts: Facts, limits: Limits, pid: int) -> Finding | str | _Missing
             against("CPU time without a Python stack", unsampled, limits["unsampled_pct"], MEASURED),
         ),
         round(gain, 1),
-        f"{seconds(share * running.total_ns)} of CPU time in one function: {_MEND}",
+        f"{seconds(share * running_ns)} of CPU time in one function: {_MEND}",
         flame(facts, "cpu", [thread_name(facts, t) for t in parts]),
     )
 
@@ -154,7 +155,7 @@ def _by_gil(facts: Facts, limits: Limits, pid: int, gap: tuple[str, str]) -> Fin
         return f"the hottest function, {text}, is below the thresholds"
     tids = rows.filter(_in_function(facts, owners, frame.function, frame.file))["tid"].drop_null().unique().to_pylist()
     threads = [facts.index[pid, tid] for tid in tids if (pid, tid) in facts.index]
-    seen = facts.spent([UNKNOWN], [pid])
+    seen = facts.spent([UNKNOWN], facts.threads_of(pid))
     return Finding(
         RULE,
         f"Python hotspot: {text} ({100 * low:.0f}-{100 * high:.0f} %)",
