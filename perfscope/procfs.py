@@ -54,12 +54,23 @@ class SchedStat(NamedTuple):
     slices: int
 
 
+_PART = 16 << 10
+
+
 def _read(path: str) -> bytes | None:
     try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (a third of Path's time, in what runs 20 times a second)
-            return file.readall()
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # four calls where Path takes nine, in what runs all the time
     except OSError:
         return None
+    try:
+        parts = []
+        while part := os.read(file, _PART):
+            parts.append(part)
+        return b"".join(parts)
+    except OSError:
+        return None
+    finally:
+        os.close(file)
 
 
 def read_stat(pid: int, tid: int | None = None) -> Stat | None:

@@ -16,7 +16,7 @@ from perfscope.model.session_writer import SessionWriter
 from perfscope.procfs import Process, SchedStat, Stat
 
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-_EXE_CHECKS_EVERY = 5
+_EXE_CHECKS_EVERY = 10
 """Looks between two readings of what changes rarely: thread names, and the maps of a process that stays native."""
 _FEW_BORN = 50
 """Processes and threads born on the host since the last look that are looked at one by one."""
