@@ -15,9 +15,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from perfscope.collectors.base import Context, Options
+from perfscope.collectors.base import Context
 from perfscope.collectors.ebpf import EbpfCollector
 from perfscope.model.session_writer import SessionWriter
+from perfscope.options import Options
 
 ROUNDS = 3
 

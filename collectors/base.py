@@ -16,6 +16,7 @@ from typing import ClassVar
 from perfscope.clock import ClockMap
 from perfscope.model.info import CollectorReport
 from perfscope.model.session_writer import SessionWriter
+from perfscope.options import Options
 from perfscope.procfs import Process
 
 
@@ -28,21 +29,6 @@ class Check:
     state: str
     why: str = ""
     fix: str = ""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the user asked of the collectors.
-
-    python_sampler: auto, pyspy or austin; "alternate" takes austin for every other process only, to compare the two.
-    """
-
-    rate_hz: int = 100
-    native: bool = False
-    blocking: bool = False
-    python_sampler: str = "auto"
-    ebpf_backend: str = "auto"
-    gpu_rate_hz: int = 10
 
 
 Undo = Callable[[str, list[str]], None]

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfscope import procfs
-from perfscope.collectors.base import Context, Options
+from perfscope.collectors.base import Context
 from perfscope.collectors.jfr.collector import JfrCollector
 from perfscope.model.info import SessionInfo
 from perfscope.model.session import Session
 from perfscope.model.session_writer import SessionWriter
+from perfscope.options import Options
 from perfscope.procfs import Process
 
 DATA = Path(__file__).parent / "data" / "jfr"

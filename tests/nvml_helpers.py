@@ -12,7 +12,8 @@ from perfscope.model.session import Session
 DRIVER = """
 import json, os, sys, threading
 from pathlib import Path
-from perfscope.collectors.base import Context, Options
+from perfscope.collectors.base import Context
+from perfscope.options import Options
 from perfscope.collectors.nvml import NvmlCollector, collector as collector_module, owners, sampler as sampler_module
 from perfscope.errors import CollectorError
 from perfscope.model.info import SessionInfo

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from perfscope import procfs
-from perfscope.collectors.base import Context, Options
+from perfscope.collectors.base import Context
 from perfscope.collectors.pyspy import PySpyCollector
 from perfscope.collectors.pyspy.sampler import Sampler
 from perfscope.model.info import SessionInfo
 from perfscope.model.session import Session
 from perfscope.model.session_writer import SessionWriter
+from perfscope.options import Options
 
 TIMEOUT_S = 60
 

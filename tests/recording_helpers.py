@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from perfscope import collectors
-from perfscope.collectors.base import Check, Collector, Options
+from perfscope.collectors.base import Check, Collector
 from perfscope.errors import CollectorError
 from perfscope.model.session_writer import SessionWriter
+from perfscope.options import Options
 from perfscope.procfs import Process
 
 HERE = Path(__file__).parent

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from perfscope import probes, procfs
 from perfscope.clock import MONOTONIC
-from perfscope.collectors.base import Check, Collector, Options
+from perfscope.collectors.base import Check, Collector
 from perfscope.collectors.cuda import spool as records
 from perfscope.collectors.cuda import tables
 from perfscope.errors import CollectorError, InputError
 from perfscope.model.session_writer import SessionWriter
+from perfscope.options import Options
 from perfscope.procfs import Process
 
 LIBRARY = probes.path("cuda", "libperfscope_cuda.so")

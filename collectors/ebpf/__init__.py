@@ -17,7 +17,7 @@ import numpy as np
 
 from perfscope import procfs
 from perfscope.clock import MONOTONIC
-from perfscope.collectors.base import Check, Collector, Context, Options
+from perfscope.collectors.base import Check, Collector, Context
 from perfscope.collectors.ebpf import checks, gil, tables, threads
 from perfscope.collectors.ebpf.backend import Backend
 from perfscope.collectors.ebpf.drm import DrmEvents
@@ -25,6 +25,7 @@ from perfscope.collectors.ebpf.mappings import Mappings
 from perfscope.collectors.ebpf.records import ALIVE, BLOCK, DEATH, EVENT, EXEC, FORK, Records, chunks
 from perfscope.errors import CollectorError
 from perfscope.model.session_writer import SessionWriter
+from perfscope.options import Options
 
 BACKENDS = {
     "libbpf": "perfscope.collectors.ebpf.backend_libbpf:LibbpfBackend",

@@ -7,9 +7,10 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path
 
-from perfscope.collectors.base import Check, Options
+from perfscope.collectors.base import Check
 from perfscope.collectors.ebpf import backend_bcc, backend_libbpf, drm, libbpf, privilege, tracefs
 from perfscope.errors import CollectorError
+from perfscope.options import Options
 
 
 def rows(options: Options) -> Iterator[Check]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from perfscope import procfs
 from perfscope.clock import ClockMap
-from perfscope.collectors.base import Check, Collector, Context, Options
+from perfscope.collectors.base import Check, Collector, Context
 from perfscope.collectors.jfr import attach, jvm
 from perfscope.collectors.jfr.chunk import JfrFile
 from perfscope.collectors.jfr.importer import fill_report
@@ -22,6 +22,7 @@ from perfscope.collectors.jfr.recording import JvmRecording
 from perfscope.collectors.jfr.tables import Tables
 from perfscope.errors import CollectorError, InputError
 from perfscope.model.session_writer import SessionWriter
+from perfscope.options import Options
 from perfscope.procfs import Process
 
 SECRET = frozenset(

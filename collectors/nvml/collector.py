@@ -9,7 +9,7 @@ from typing import Any
 import pynvml
 
 from perfscope.clock import ClockMap
-from perfscope.collectors.base import Check, Collector, Context, Options
+from perfscope.collectors.base import Check, Collector, Context
 from perfscope.collectors.nvml import devices, values
 from perfscope.collectors.nvml.devices import Device
 from perfscope.collectors.nvml.owners import Owners
@@ -18,6 +18,7 @@ from perfscope.collectors.nvml.readings import CONSTANTS
 from perfscope.collectors.nvml.sampler import Sampler
 from perfscope.errors import CollectorError
 from perfscope.model.session_writer import SessionWriter
+from perfscope.options import Options
 from perfscope.procfs import Process
 
 _STOP_WAIT_S = 10.0

@@ -16,13 +16,13 @@ import numpy as np
 
 from perfscope import procfs
 from perfscope.clock import ClockMap
-from perfscope.collectors.base import Options
 from perfscope.collectors.pyspy.austinclock import STAMP_US, Stamps, align, boot_offset, clock_map
 from perfscope.collectors.pyspy.austinfile import UNNAMED, AustinFile, Piece, read_austin, slices
 from perfscope.collectors.pyspy.sampler import NO_TIME, Failure, Sampler, explain_output, find
 from perfscope.collectors.pyspy.slices import I64, Slices
 from perfscope.errors import CollectorError
 from perfscope.model.stacks import StackTable
+from perfscope.options import Options
 
 OLDEST, TOO_NEW = (3, 5), (4, 0)
 """Versions known to write what is read here."""

@@ -7,10 +7,11 @@ import re
 import subprocess
 from pathlib import Path
 
-from perfscope.collectors.base import Check, Options
+from perfscope.collectors.base import Check
 from perfscope.collectors.pyspy import austin
 from perfscope.collectors.pyspy.instance import binary
 from perfscope.errors import CollectorError
+from perfscope.options import Options
 
 OLDEST = (0, 4, 2)
 """First py-spy whose configuration log line anchors its clock to under a millisecond."""

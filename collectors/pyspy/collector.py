@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 
 from perfscope import procfs
-from perfscope.collectors.base import Check, Collector, Context, Options
+from perfscope.collectors.base import Check, Collector, Context
 from perfscope.collectors.pyspy import austin
 from perfscope.collectors.pyspy.budget import SHARE, Budget
 from perfscope.collectors.pyspy.checks import check, version
@@ -15,6 +15,7 @@ from perfscope.collectors.pyspy.lane import Lane, Target
 from perfscope.collectors.pyspy.reading import MISSING_SHARE, Reading
 from perfscope.collectors.pyspy.sampler import Sampler
 from perfscope.model.session_writer import SessionWriter
+from perfscope.options import Options
 from perfscope.procfs import Process
 
 STOP_S = 15.0

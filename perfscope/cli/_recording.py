@@ -15,9 +15,9 @@ from rich.console import Console
 
 from perfscope.cli._streams import say
 from perfscope.collectors import COLLECTORS
-from perfscope.collectors.base import Options
 from perfscope.errors import UsageError
 from perfscope.model.info import SessionInfo
+from perfscope.options import Options
 from perfscope.recording.launch import RunAs, Target
 from perfscope.recording.record import Progress, Recording, Request
 from perfscope.recording.signals import Signals
@@ -31,12 +31,7 @@ def record(
     pids: list[int],
     duration_s: float | None,
     collect: str | None,
-    rate_hz: int,
-    native: bool,
-    blocking: bool,
-    python_sampler: str,
-    ebpf_backend: str,
-    gpu_rate_hz: int,
+    options: Options,
     force: bool,
     keep_raw: bool,
     owner: RunAs | None,
@@ -48,14 +43,7 @@ def record(
         pids=pids,
         duration_s=duration_s,
         collect=_chosen(collect),
-        options=Options(
-            rate_hz=rate_hz,
-            native=native,
-            blocking=blocking,
-            python_sampler=python_sampler,
-            ebpf_backend=ebpf_backend,
-            gpu_rate_hz=gpu_rate_hz,
-        ),
+        options=options,
         force=force,
         keep_raw=keep_raw,
     )

@@ -9,6 +9,7 @@ import click
 from perfscope.cli._seconds import Seconds
 from perfscope.collectors import COLLECTORS
 from perfscope.errors import RecordingError, UsageError
+from perfscope.options import Options
 from perfscope.recording.launch import RunAs, Target
 from perfscope.recording.names import default_path
 from perfscope.recording.signals import Signals
@@ -184,12 +185,7 @@ def command(
                 pids=list(pids),
                 duration_s=duration,
                 collect=collect,
-                rate_hz=rate,
-                native=native,
-                blocking=blocking,
-                python_sampler=python_sampler,
-                ebpf_backend=ebpf_backend,
-                gpu_rate_hz=gpu_rate,
+                options=Options(rate, native, blocking, python_sampler, ebpf_backend, gpu_rate),
                 force=force,
                 keep_raw=not no_raw,
                 owner=run_as,

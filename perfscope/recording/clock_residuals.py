@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.clock import ClockMap
-from perfscope.collectors.base import Options
 from perfscope.model.session import Session
+from perfscope.options import Options
 from perfscope.recording.clock_marks import FUNCTIONS, QUANTUM_NS
 from perfscope.recording.clock_result import ClockResult, read_marks
 from perfscope.recording.launch import Target

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from perfscope import collectors
-from perfscope.collectors.base import Check, Options
+from perfscope.collectors.base import Check
 from perfscope.collectors.ncu import driver
 from perfscope.errors import CollectorError
+from perfscope.options import Options
 
 
 def examine(options: Options | None = None) -> list[Check]:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from perfscope import __version__, collectors, procfs
 from perfscope.clock import realtime_offset
-from perfscope.collectors.base import Check, Collector, Context, Options
+from perfscope.collectors.base import Check, Collector, Context
 from perfscope.errors import CollectorError, RecordingError
 from perfscope.model.info import CollectorReport, SessionInfo
 from perfscope.model.session_writer import SessionWriter
+from perfscope.options import Options
 from perfscope.procfs import Process
 from perfscope.recording.environment import fingerprint
 from perfscope.recording.guardian import Guard

@@ -24,7 +24,7 @@ from typing import Any
 
 import pynvml
 
-from perfscope.collectors.base import Context, Options
+from perfscope.collectors.base import Context
 from perfscope.collectors.nvml import NvmlCollector, owners
 from perfscope.collectors.nvml.devices import Device, find, open_driver
 from perfscope.collectors.nvml.gpm import LEAST_NS, METRICS, Gpm, supported
@@ -33,6 +33,7 @@ from perfscope.collectors.nvml.sampler import _process_samples
 from perfscope.model.info import SessionInfo
 from perfscope.model.session import Session
 from perfscope.model.session_writer import SessionWriter
+from perfscope.options import Options
 
 LOAD = """
 import json, sys, time

@@ -15,10 +15,11 @@ import threading
 import time
 from pathlib import Path
 
-from perfscope.collectors.base import Context, Options
+from perfscope.collectors.base import Context
 from perfscope.collectors.ebpf import EbpfCollector
 from perfscope.model.info import SessionInfo
 from perfscope.model.session_writer import SessionWriter
+from perfscope.options import Options
 
 NAPS, READS, READ_BYTES = 20, 20, 65536
 

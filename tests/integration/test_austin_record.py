@@ -13,11 +13,11 @@ import pytest
 from pyspy_helpers import MARKS, Recording, line, looks
 from recording_helpers import PERFSCOPE, wait_for
 
-from perfscope.collectors.base import Options
 from perfscope.collectors.pyspy import austin, checks, lane
 from perfscope.collectors.pyspy import sampler as sampling
 from perfscope.errors import CollectorError
 from perfscope.model.session import Session
+from perfscope.options import Options
 
 program = pyspy_helpers.program
 Start = Callable[..., "subprocess.Popen[str]"]

@@ -19,11 +19,12 @@ import pyarrow.compute as pc
 import pytest
 
 from perfscope import procfs
-from perfscope.collectors.base import Context, Options
+from perfscope.collectors.base import Context
 from perfscope.collectors.ebpf import EbpfCollector
 from perfscope.model.info import SessionInfo
 from perfscope.model.session import Session
 from perfscope.model.session_writer import SessionWriter
+from perfscope.options import Options
 
 BACKENDS = ("libbpf", "bcc", "perf")
 TRACEFS = Path("/sys/kernel/tracing/events")
@@ -501,7 +502,8 @@ def is_loaded(program: int) -> bool:
 ATTACHED = """
 import os, sys
 from pathlib import Path
-from perfscope.collectors.base import Context, Options
+from perfscope.collectors.base import Context
+from perfscope.options import Options
 from perfscope.collectors.ebpf import EbpfCollector
 context = Context(Path(sys.argv[1]), Options(ebpf_backend="libbpf"), lambda k, a: None)
 EbpfCollector(context).start([os.getppid()])
@@ -533,7 +535,8 @@ def test_works_without_tracefs_and_doctor_names_the_mount(tmp_path: Path) -> Non
     script = f"""
 import os, sys
 from pathlib import Path
-from perfscope.collectors.base import Context, Options
+from perfscope.collectors.base import Context
+from perfscope.options import Options
 from perfscope.collectors.ebpf import EbpfCollector
 rows = {{c.what.split()[-1] if c.what == "tracefs" else c.what: c for c in EbpfCollector.check(Options())}}
 assert rows["tracefs"].fix == "mount -t tracefs nodev /sys/kernel/tracing", rows

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from drm_vm import machine
 
-from perfscope.collectors.base import Context, Options
+from perfscope.collectors.base import Context
 from perfscope.collectors.ebpf import EbpfCollector
 from perfscope.collectors.ebpf.tracefs import events
 from perfscope.model.session import Session
+from perfscope.options import Options
 
 MS, NAPS = 1_000_000, 20
 Truth = dict[str, Any]

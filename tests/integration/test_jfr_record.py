@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from perfscope import procfs
-from perfscope.collectors.base import Options
 from perfscope.collectors.jfr import attach, jvm
 from perfscope.collectors.jfr.chunk import JfrFile
 from perfscope.collectors.jfr.collector import SECRET, JfrCollector
 from perfscope.errors import CollectorError
 from perfscope.model.session import Session
+from perfscope.options import Options
 from tests.jfr_helpers import DATA, Program, Recorder, compile_java, java
 
 

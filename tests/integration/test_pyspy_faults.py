@@ -15,10 +15,10 @@ import pytest
 from pyspy_helpers import MARKS, TIMEOUT_S, Recording, line, looks
 
 from perfscope import procfs
-from perfscope.collectors.base import Options
 from perfscope.collectors.pyspy import budget, instance
 from perfscope.collectors.pyspy import sampler as sampling
 from perfscope.errors import CollectorError
+from perfscope.options import Options
 
 program = pyspy_helpers.program
 sampler = pyspy_helpers.sampler

@@ -17,7 +17,7 @@ import pytest
 from pyspy_helpers import MARKS, Recording, line, looks
 
 from perfscope import procfs
-from perfscope.collectors.base import Options
+from perfscope.options import Options
 
 program = pyspy_helpers.program
 sampler = pyspy_helpers.sampler

@@ -11,8 +11,8 @@ import numpy as np
 import pyspy_helpers
 from pyspy_helpers import Recording, line, looks
 
-from perfscope.collectors.base import Options
 from perfscope.collectors.pyspy.torn import TornJudge
+from perfscope.options import Options
 
 program = pyspy_helpers.program
 sampler = pyspy_helpers.sampler

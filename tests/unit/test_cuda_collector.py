@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.collectors.base import Context, Options
+from perfscope.collectors.base import Context
 from perfscope.collectors.cuda import LIBRARY, CudaCollector
 from perfscope.collectors.cuda import spool as records
 from perfscope.model.info import SessionInfo
 from perfscope.model.session import Session
 from perfscope.model.session_writer import SessionWriter
+from perfscope.options import Options
 from perfscope.procfs import Process
 
 DATA = Path(__file__).parents[1] / "data" / "gpu" / "truth.spool.gz"

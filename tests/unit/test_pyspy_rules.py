@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.clock import ClockMap
-from perfscope.collectors.base import Context, Options
+from perfscope.collectors.base import Context
 from perfscope.collectors.pyspy import PySpyCollector, checks
 from perfscope.collectors.pyspy.anchor import STAMP_NS, measure
 from perfscope.collectors.pyspy.budget import SHARE, Budget
@@ -31,6 +31,7 @@ from perfscope.collectors.pyspy.torn import TornJudge
 from perfscope.errors import CollectorError
 from perfscope.model.session_writer import SessionWriter
 from perfscope.model.stacks import Frame, StackTable
+from perfscope.options import Options
 from perfscope.procfs import Process
 
 SOURCE = """\

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from recording_helpers import Hangs, Notes, RaisesInRead, RaisesInStart, RaisesInTick, wait_for
 
-from perfscope.collectors.base import Collector, Context, Options
+from perfscope.collectors.base import Collector, Context
 from perfscope.errors import RecordingError
 from perfscope.model.session_writer import SessionWriter
+from perfscope.options import Options
 from perfscope.procfs import Process
 from perfscope.recording import supervise
 from perfscope.recording.supervise import Supervisor
