@@ -14,7 +14,7 @@ from perfscope.diagnosis.engine import diagnose, judge
 from perfscope.diagnosis.facts import Facts
 from perfscope.diagnosis.intervals import Intervals
 from perfscope.diagnosis.rules import RULES, load
-from perfscope.diagnosis.rules.python_hotspot import wilson
+from perfscope.diagnosis.shares import wilson
 from perfscope.diagnosis.thresholds import defaults
 from perfscope.merge.slices import STATES, ThreadSlices
 from perfscope.model.finding import Severity
@@ -162,6 +162,8 @@ def taking_turns(made, functions=("encode",), count=3, slots=300):
             [("running", 10, stacks[slot // count % len(stacks)]) if slot % count == n else ("gil", 10, ROOT)
              for slot in range(slots)],
         )  # fmt: skip
+    for slot in range(slots):
+        made.samples(slot % count + 1, stacks[slot // count % len(stacks)], 1, at_ms=10 * slot)
     return stacks
 
 
@@ -176,6 +178,7 @@ def test_gil_contention_names_waiters_holder_and_ceiling(made):
     assert (finding.where.function, finding.where.file, finding.where.line) == ("encode", "serve.py", 8)
     assert finding.where.thread == "worker-*"
     assert value(finding, "held the GIL: encode") == pytest.approx(200 / 3, abs=0.5)
+    assert value(finding, "looks that say who held the GIL") == 300
     assert finding.severity is Severity.HIGH
     assert "--weight off-cpu --thread 'worker-*'" in finding.see
 
@@ -186,7 +189,27 @@ def test_samples_of_the_gils_holder_beat_what_was_on_a_cpu(made):
     made.samples(1, made.stack("work", "log"), 10, "pyspy-gil")
     (finding,) = made.verdict("gil-contention").findings
     assert finding.where.function == "tokenize"
+    assert "tokenize (serve.py:8) held it 90 % (83-94 %) of that time" in finding.title
     assert value(finding, "held the GIL: tokenize") == 90
+    low, high = wilson(0.9, 100)
+    assert value(finding, "lower end") == pytest.approx(100 * low, abs=0.001)
+    assert value(finding, "upper end") == pytest.approx(100 * high, abs=0.001)
+    assert value(finding, "looks that say who held the GIL") == 100
+
+
+def test_who_held_the_gil_most_is_left_open_where_the_samples_do(made):
+    """Intervals of 42 and 37 of 100 looks overlap; that of 21 of 100 ends below the first one's."""
+    taking_turns(made)
+    for function, looks in (("detokenize", 42), ("tokenize", 37), ("route", 21)):
+        made.samples(1, made.stack("work", function), looks, "pyspy-gil")
+    (finding,) = made.verdict("gil-contention").findings
+    assert wilson(0.21, 100)[1] < wilson(0.42, 100)[0] < wilson(0.37, 100)[1]
+    said = (
+        "detokenize (serve.py:8) or tokenize (serve.py:8) held it most: 42 % (33-52 %) or 37 % (28-47 %) of that time"
+    )
+    assert said in finding.title
+    assert finding.where.function == "detokenize"
+    assert value(finding, "held the GIL: tokenize") == 37
 
 
 def test_short_meetings_at_the_gil_are_fine(made):

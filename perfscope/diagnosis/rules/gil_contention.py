@@ -3,11 +3,15 @@
 Lost time is the slices in state gil, one process at a time: the futex waits of its threads on the GIL's own address,
 while some thread of the process ran. Where none did, the GIL's holder had no CPU itself (see cpu-oversubscription).
 gives_back: Facts.ceiling_pct with the work staying: waits vanish, the bytecode still has to run on the cores there are.
+
+Which function held the GIL most is told from samples, so each share is given with its 95 % confidence interval
+(Wilson's, see diagnosis.shares). Functions whose interval overlaps the first one's may have held it most as well, and
+are named, too.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass
 
 from perfscope.diagnosis.describe import (
     against,
@@ -24,7 +28,8 @@ from perfscope.diagnosis.describe import (
     where,
 )
 from perfscope.diagnosis.facts import Facts
-from perfscope.diagnosis.intervals import Intervals, overlap_ns, union, union_ns
+from perfscope.diagnosis.intervals import Intervals, union, union_ns
+from perfscope.diagnosis.shares import wilson
 from perfscope.diagnosis.thresholds import Limits
 from perfscope.merge.slices import GIL, RUNNING
 from perfscope.model.finding import Evidence, Finding, Severity, Verdict
@@ -34,6 +39,7 @@ RULE = "gil-contention"
 NEEDS = ("ebpf",)
 MEASURED = "waits (eBPF futex, exact) while a thread of the process ran"
 _ENOUGH_GIL_SAMPLES = 30
+_NAMED = 3
 
 
 def evaluate(facts: Facts, limits: Limits) -> Verdict:
@@ -68,11 +74,14 @@ def _finding(facts: Facts, limits: Limits, pid: int, waits: Intervals, lost: flo
     ]
     stack = ROOT
     text = f"{threads_text(facts, waits)} waited {seconds(waits.total_ns)} for the GIL"
-    holder = _holder(facts, pid, waits)
-    if holder:
-        frame, share, stack, proof = holder
-        evidence.append(proof)
-        text += f"; {label(frame)} held it {share:.0f} % of that time"
+    holders, looks, by = _holders(facts, pid)
+    if holders:
+        stack = holders[0].stack
+        evidence += [e for holder in holders for e in holder.evidence(by)]
+        evidence.append(observed("looks that say who held the GIL", looks, "samples", by))
+        names = " or ".join(label(h.frame) for h in holders)
+        shares = " or ".join(f"{h.share:.0f} % ({h.low:.0f}-{h.high:.0f} %)" for h in holders)
+        text += f"; {names} held it{' most:' if len(holders) > 1 else ''} {shares} of that time"
     else:
         text += "; who held it is unknown (no Python samples)"
     return Finding(
@@ -89,23 +98,43 @@ def _finding(facts: Facts, limits: Limits, pid: int, waits: Intervals, lost: flo
     )
 
 
-def _holder(facts: Facts, pid: int, waits: Intervals) -> tuple[Frame, float, int, Evidence] | None:
-    """(frame, share of the holding %, stack, evidence) of the function that held the GIL most while others waited.
+@dataclass(frozen=True)
+class _Holder:
+    """A function that held the GIL: its share of the holding, and the ends of its 95 % interval, in percent."""
 
-    py-spy's --gil samples see the holder itself; without enough of them, what the process's threads ran on a CPU
-    during the waits stands for it, which native code that has released the GIL can share in.
+    frame: Frame
+    stack: int
+    share: float
+    low: float
+    high: float
+
+    def evidence(self, by: str) -> list[Evidence]:
+        what = f"held the GIL: {label(self.frame)}"
+        return [
+            observed(what, self.share, "% of the holding", by),
+            observed(f"{what}, lower end of the 95 % interval", self.low, "% of the holding", by),
+            observed(f"{what}, upper end of the 95 % interval", self.high, "% of the holding", by),
+        ]
+
+
+def _holders(facts: Facts, pid: int) -> tuple[list[_Holder], float, str]:
+    """The function that held the GIL most and those that may have as well; of how many looks; measured by what.
+
+    py-spy's --gil samples see the holder itself; without enough of them, looks at the process's threads on a CPU
+    stand for it, which native code that has released the GIL can share in.
     """
     samples = facts.rows("samples", source="pyspy-gil", pid=pid, torn=False)
-    counts = samples["count"].to_numpy()
-    if counts.sum() >= _ENOUGH_GIL_SAMPLES:
-        stacks, weights, by = samples["stack_id"].to_numpy(), counts, "samples (py-spy --gil, counts)"
-    else:
-        running, stacks = facts.slices([RUNNING], facts.threads_of(pid))
-        weights = overlap_ns(running.start_ns, running.end_ns, union(waits.start_ns, waits.end_ns))
-        by = "Python samples of threads on a CPU (sched) during the waits"
-    functions = by_function(facts, stacks, np.asarray(weights, np.int64), "python")
-    if not functions:
-        return None
-    frame, weight, stack = functions[0]
-    share = 100 * weight / sum(w for _, w, _ in functions)
-    return frame, share, stack, observed(f"held the GIL: {label(frame)}", share, "% of the holding", by)
+    stacks, counts = samples["stack_id"].to_numpy(), samples["count"].to_numpy()
+    by = "samples (py-spy --gil, counts)"
+    if counts.sum() < _ENOUGH_GIL_SAMPLES:
+        _, stacks, counts = facts.looks_on_cpu(pid)
+        by = "Python samples of threads on a CPU (sched)"
+    functions = by_function(facts, stacks, counts, "python")
+    looks = float(sum(count for _, count, _ in functions))
+    if not looks:
+        return [], 0.0, by
+    holders = []
+    for frame, count, stack in functions[:_NAMED]:
+        low, high = wilson(count / looks, looks)
+        holders.append(_Holder(frame, stack, 100 * count / looks, 100 * low, 100 * high))
+    return [h for h in holders if h.high >= holders[0].low], looks, by

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from perfscope.diagnosis.describe import against, by_function, flame, label, not_evaluable, observed, ok, path
 from perfscope.diagnosis.facts import Facts
 from perfscope.diagnosis.rules.gc_pause import pauses
-from perfscope.diagnosis.rules.python_hotspot import wilson
+from perfscope.diagnosis.shares import wilson
 from perfscope.diagnosis.thresholds import Limits
 from perfscope.merge.slices import RUNNING
 from perfscope.model.finding import Evidence, Finding, Severity, Verdict, Where

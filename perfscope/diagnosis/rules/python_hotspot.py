@@ -2,7 +2,7 @@
 
 Measured on the looks of the sampler at threads that were on a CPU at that moment (torn ones left out), by the innermost
 function, where time in the standard library counts for the function that called it. The lower end of the share's 95 %
-confidence interval (Wilson's score interval, E. B. Wilson 1927) must reach the threshold. gives_back:
+confidence interval (Wilson's, see diagnosis.shares) must reach the threshold. gives_back:
 Facts.ceiling_of_parts_pct: of each thread's CPU time goes the share in which it was seen in the function.
 
 Without the scheduler's events nobody knows who was on a CPU, but the sampler's second instance knows who held the GIL,
@@ -11,8 +11,6 @@ in which the function held the GIL, as no one else ran Python meanwhile.
 """
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +29,7 @@ from perfscope.diagnosis.describe import (
 )
 from perfscope.diagnosis.facts import Facts
 from perfscope.diagnosis.intervals import Intervals
+from perfscope.diagnosis.shares import wilson
 from perfscope.diagnosis.thresholds import Limits
 from perfscope.merge.slices import RUNNING, UNKNOWN
 from perfscope.model.finding import Finding, Severity, Verdict
@@ -172,14 +171,6 @@ def _by_gil(facts: Facts, limits: Limits, pid: int, gap: tuple[str, str]) -> Fin
         f"{seconds(count * period)} of holding the GIL in one function ({NOT_KNOWN}): {_MEND}",
         flame(facts, "wall", [thread_name(facts, t) for t in threads]),
     )
-
-
-def wilson(share: float, looks: float, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's score interval of a share seen in `looks` independent looks; z = 1.96 for 95 %."""
-    centre = share + z * z / (2 * looks)
-    spread = z * math.sqrt(share * (1 - share) / looks + z * z / (4 * looks * looks))
-    scale = 1 + z * z / looks
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
 def _period_ns(facts: Facts, pid: int) -> float | None:
