@@ -380,11 +380,20 @@ def test_wilson_against_published_values():
     assert wilson(1 / 29, 29) == pytest.approx((0.0061, 0.1718), abs=5e-5)
 
 
-@pytest.mark.parametrize(("previous", "words"), [(2, "its own threads"), (999, "other processes")])
-def test_oversubscription_says_who_had_the_cpu(made, previous, words):
+@pytest.mark.parametrize(
+    ("others_ms", "previous", "words"),
+    [
+        (0, 2, "its own threads"),
+        (0, 999, "its own threads"),  # they had all of the CPU, whoever was on it for a moment before
+        (5, 2, "its own threads"),
+        (5, 999, "other processes"),
+    ],
+)
+def test_oversubscription_says_who_had_the_cpu(made, others_ms, previous, words):
+    """Two threads take turns of 10 ms on one CPU, then others have it."""
     made.cpus = 1
-    made.thread(1, "a", [("running", 10, ROOT), ("runnable", 10, ROOT)] * 50)
-    made.thread(2, "b", [("runnable", 10, ROOT), ("running", 10, ROOT)] * 50)
+    made.thread(1, "a", [("running", 10, ROOT), ("runnable", 10 + others_ms, ROOT)] * 50)
+    made.thread(2, "b", [("runnable", 10, ROOT), ("running", 10, ROOT), ("runnable", others_ms, ROOT)] * 50)
     made.writer.append("sched", [
         {"pid": PID, "tid": 1, "off_ns": START, "wake_ns": START, "on_ns": START + 10 * MS, "state": "R",
          "waker_tid": None, "cpu": 0, "prev_tid": previous},
@@ -394,9 +403,11 @@ def test_oversubscription_says_who_had_the_cpu(made, previous, words):
     verdict = made.verdict("cpu-oversubscription")
     (finding,) = verdict.findings
     assert words in finding.title
-    assert value(finding, "runnable without a CPU") == 50
+    cycle = 20 + others_ms
+    assert value(finding, "runnable without a CPU") == 100 * (cycle - 10) / cycle
     assert value(finding, "runnable threads while") == 2
-    assert finding.gives_back_pct == 50
+    assert value(finding, "CPUs that its own threads used") == 20 / cycle
+    assert finding.gives_back_pct == 100 * (10 + others_ms) / cycle  # one of two waits, or both do
 
 
 def test_a_thread_in_the_way_on_one_cpu_of_many_is_not_all_of_them(made):

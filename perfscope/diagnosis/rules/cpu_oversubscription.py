@@ -53,7 +53,7 @@ def evaluate(facts: Facts, limits: Limits) -> Verdict:
     evidence.append(observed("CPUs that its own threads used while at least one waited", used, "CPUs", MEASURED))
     if own is None:
         taker, advice = "", _OWN + "; if other programs hold the CPUs, move them away or use a larger host"
-    elif own >= 50 and (facts.cores_allowed is None or used >= _MOST * facts.cores_allowed):
+    elif _own_fault(own, None if facts.cores_allowed is None else used / facts.cores_allowed):
         taker, advice = "; its own threads had them", _OWN
     else:
         taker, advice = "; other processes had them", _OTHERS
@@ -109,6 +109,18 @@ def _program(facts: Facts) -> list[int]:
 _MOST = 0.6
 """Own threads are in their own way if they hold most CPUs; a single one that is waited for on its own CPU, while the
 others are taken, is not."""
+
+_NEARLY_ALL = 0.9
+"""Who holds that much of the CPUs can't be kept from them by others. A thread that runs for a moment now and then, as a
+sampler does, ends many a wait for a CPU that it never had for long."""
+
+
+def _own_fault(own_pct: float, used: float | None) -> bool:
+    """Whether the target's threads had the CPUs: by the share of waits that its own threads ended, and by the share of
+    the CPUs allowed that they used meanwhile."""
+    if used is None:
+        return own_pct >= 50
+    return used >= _NEARLY_ALL or (own_pct >= 50 and used >= _MOST)
 
 
 def own_share_pct(facts: Facts) -> float | None:
