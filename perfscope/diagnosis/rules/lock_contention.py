@@ -172,7 +172,7 @@ def _held(facts: Facts, lock: _Lock) -> tuple[str, Evidence] | None:
         stacks, weights = _in_force(facts, holders, since, until)
     code = by_function(facts, stacks, weights, lock.layer)
     at = f" at {label(code[0][0])}" if code else ""
-    share = 100 * held[thread] / lock.waits.total_ns
+    share = 100 * float(held[thread]) / lock.waits.total_ns
     proof = observed(f"held by {thread_name(facts, thread)}{at}", share, "% of the waiting", lock.measured_by)
     return text + at, proof
 
