@@ -25,6 +25,19 @@ from perfscope.options import Options
 TIMEOUT_S = 60
 
 
+def samplers_on(pid: int, tool: bytes = b"py-spy") -> set[int]:
+    """Running processes of that tool that sample `pid`."""
+    found = set()
+    for process in Path("/proc").iterdir():
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0") if process.name.isdigit() else []
+        except OSError:
+            continue
+        if words and words[0].endswith(b"/" + tool) and str(pid).encode() in words:
+            found.add(int(process.name))
+    return found
+
+
 @dataclass
 class Recording:
     """A collector at work on a process, driven as the recording drives it."""

@@ -204,6 +204,8 @@ class Austin(Sampler):
             if self.interrupted_ns is not None:
                 begun = (self.interrupted_ns + self._offset) // 1000 - file.duration_us - _SLACK_US
                 earliest = max(earliest, min(begun, latest))
+        if (start := stamps.sampling_us) is not None and earliest < start <= latest:
+            earliest, latest = max(earliest, start - _SLACK_US), start
         resolution = 10**9 // self.rate_hz
         ways = [align(elapsed, readings, earliest - STAMP_US, latest + STAMP_US) for readings in stamps.readings()]
         best = max(ways, key=lambda pieces: (sum(p.end - p.first for p in pieces), -len(pieces)), default=[])

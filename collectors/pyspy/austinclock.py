@@ -86,6 +86,12 @@ class Stamps:
             self.first_us = min(found.values())
             self.columns = {place: [value] for place, value in found.items()}
 
+    @property
+    def sampling_us(self) -> int | None:
+        """The stamp that stood still while others moved: of when austin began to sample. None where there is none."""
+        still = [column[0] for column in self.columns.values() if len(set(column)) == 1 < len(column)]
+        return min(still) if 0 < len(still) < len(self.columns) else None
+
     def readings(self) -> list[I64]:
         """Those places whose value changed, or the latest ones where there is one reading only."""
         series = [np.array(column, np.int64) for column in self.columns.values()]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyspy_helpers
 import pytest
-from pyspy_helpers import MARKS, Recording, line, looks
+from pyspy_helpers import MARKS, Recording, line, looks, samplers_on
 from recording_helpers import PERFSCOPE, wait_for
 
 from perfscope.collectors.pyspy import austin, checks, lane
@@ -119,27 +119,14 @@ def test_where_it_fails_py_spy_takes_over(tmp_path: Path, program: Start, monkey
     assert any("austin ended with status 9" in note for note in recording.report.notes)
 
 
-def austins_on(pid: int) -> set[int]:
-    """Running austins that sample that process."""
-    found = set()
-    for process in Path("/proc").iterdir():
-        try:
-            words = (process / "cmdline").read_bytes().split(b"\0") if process.name.isdigit() else []
-        except OSError:
-            continue
-        if words and words[0].endswith(b"/austin") and str(pid).encode() in words:
-            found.add(int(process.name))
-    return found
-
-
 def test_a_killed_recording_leaves_no_austin(tmp_path: Path, program: Start) -> None:
     target = program(MARKS)
     line(target)
     argv = [*PERFSCOPE, "record", "--collect", "pyspy", "-p", str(target.pid), "-o", str(tmp_path / "s")]
     with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as perfscope:
-        wait_for(lambda: austins_on(target.pid))
+        wait_for(lambda: samplers_on(target.pid, b"austin"))
         perfscope.kill()
-    wait_for(lambda: not austins_on(target.pid))
+    wait_for(lambda: not samplers_on(target.pid, b"austin"))
     assert target.poll() is None
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspy_helpers import samplers_on
 from recording_helpers import MADE, PERFSCOPE, wait_for
 
 from perfscope.model.session import Session
@@ -66,19 +67,6 @@ def _bpf_programs(pid: int) -> set[int]:
     return found
 
 
-def _processes_on(pid: int) -> set[int]:
-    """Running py-spy processes that sample `pid`."""
-    found = set()
-    for process in Path("/proc").iterdir():
-        try:
-            words = (process / "cmdline").read_bytes().split(b"\0") if process.name.isdigit() else []
-        except OSError:
-            continue
-        if words and words[0].endswith(b"py-spy") and str(pid).encode() in words:
-            found.add(int(process.name))
-    return found
-
-
 def _jfr_check(pid: int) -> str:
     return subprocess.run(["jcmd", str(pid), "JFR.check"], capture_output=True, text=True, check=True).stdout
 
@@ -108,10 +96,10 @@ def test_kill_9_leaves_targets_and_machine_clean(
 ) -> None:
     pids = ["-p", str(python.pid), "-p", str(java.pid)]
     perfscope = subprocess.Popen([*PERFSCOPE, "record", *pids, "-o", tmp_path / "s"], stderr=subprocess.DEVNULL)
-    wait_for(lambda: _processes_on(python.pid))
+    wait_for(lambda: samplers_on(python.pid))
     wait_for(lambda: "perfscope" in _jfr_check(java.pid))
     wait_for(lambda: _bpf_programs(perfscope.pid))
-    samplers, programs = _processes_on(python.pid), _bpf_programs(perfscope.pid)
+    samplers, programs = samplers_on(python.pid), _bpf_programs(perfscope.pid)
     assert all(_bpf_program_exists(program) for program in programs)
 
     perfscope.kill()

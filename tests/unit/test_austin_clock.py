@@ -107,6 +107,7 @@ def test_stamps_are_found_in_a_process_s_memory_and_followed() -> None:
         print(file=holder.stdin, flush=True)
     assert stamps.first_us is not None and stamps.first_us <= now + 1
     assert stamps.columns[place] == [now + 1, now + 1] and stamps.columns[place + 8] == [now + 2, now + 5]
+    assert stamps.sampling_us == stamps.first_us
     assert [now + 2, now + 5] in [list(values) for values in stamps.readings()]
 
 
