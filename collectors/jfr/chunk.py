@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from perfscope.collectors.jfr import metadata as types
-from perfscope.collectors.jfr.columns import FEW, PIECE, Layout, Piece
-from perfscope.collectors.jfr.compiler import Reader, compile_reader
-from perfscope.collectors.jfr.integers import Bytes
-from perfscope.collectors.jfr.metadata import Metadata
+from perfscope.collectors.jfr.columns import FEW, Layout, Piece
+from perfscope.collectors.jfr.compiler import compile_reader
+from perfscope.collectors.jfr.integers import PIECE, Bytes
+from perfscope.collectors.jfr.metadata import Metadata, Reader
 from perfscope.collectors.jfr.varint import Buffer, MalformedError, unsigned
 from perfscope.collectors.jfr.walk import MAGIC, Events, walk
 from perfscope.errors import InputError
@@ -30,6 +30,8 @@ _HEADER = struct.Struct(">4sHHqqqqqqqI")
 _METADATA, _CHECKPOINT = 0, 1
 COPY_LIMIT = 64 << 20
 """Chunks up to this many bytes are copied to memory, which reads faster than the mapped file; HotSpot's have ~12 MB."""
+LATEST_NS = 1 << 62
+"""Times beyond, in the year 2116, are damage: sums of them would not fit into 64 bits."""
 POOL_LIMIT = 4_000_000
 """Constants kept a chunk; what goes beyond is lost and said so."""
 
@@ -140,11 +142,10 @@ class JfrFile:
         constants: dict[str, tuple[str, ...] | None] | None = None,
     ) -> None:
         self.path = path
-        self.events = events
+        self.events = None if events is None else frozenset(events)
         self.constants = constants
         self.losses: list[str] = []
         self.damaged_events = 0
-        self._readers: dict[int, tuple[Metadata, dict[int, Reader | None]]] = {}
 
     def __iter__(self) -> Iterator[Chunk]:
         try:
@@ -205,7 +206,7 @@ class JfrFile:
         metadata, checkpoints = (chunk._events.pop(kind, None) for kind in (_METADATA, _CHECKPOINT))
         for first, last in reversed(list(metadata.spans()) if metadata else []):
             try:
-                chunk.metadata = types.parse(b.raw[first:last])
+                chunk.metadata = types.parse(b.raw[first:last], self.events)
                 break
             except (MalformedError, IndexError) as error:
                 chunk.losses.append(f"metadata at offset {chunk.header.offset + first - start}: {_say(error)}")
@@ -256,19 +257,12 @@ class JfrFile:
                 raise MalformedError("constants run past the end of their checkpoint", p)
 
     def _constant_reader(self, chunk: Chunk, type_id: int) -> tuple[Reader, bool]:
-        known = self._readers.get(id(chunk.metadata))
-        if known is None or known[0] is not chunk.metadata:
-            known = self._readers[id(chunk.metadata)] = (chunk.metadata, {})
         type_ = chunk.metadata.types.get(type_id)
         if type_ is None:
             raise MalformedError(f"constants of type {type_id}, which the metadata lacks", 0)
-        keep = self.constants is None or type_.name in self.constants
-        readers = known[1]
-        found = readers.get(type_id)
-        if found is None:
-            wanted = self.constants.get(type_.name, ()) if self.constants is not None else None
-            found = readers[type_id] = compile_reader(chunk.metadata, type_, wanted)
-        return found, keep
+        if self.constants is None:
+            return compile_reader(chunk.metadata, type_, None), True
+        return compile_reader(chunk.metadata, type_, self.constants.get(type_.name, ())), type_.name in self.constants
 
 
 def parse_header(data: mmap.mmap | bytes, offset: int, size: int) -> Header:
@@ -280,7 +274,7 @@ def parse_header(data: mmap.mmap | bytes, offset: int, size: int) -> Header:
         raise MalformedError("no chunk begins here", offset)
     if major != 2:
         raise MalformedError(f"JFR format {major}.{minor} (this reads 2.x, of JDK 8u262, 11 and newer)", offset)
-    if ticks <= 0 or start_ns < 0 or length < 0:
+    if ticks <= 0 or length < 0 or not 0 <= start_ns < LATEST_NS or abs(start_ticks) * 10**9 >= LATEST_NS * ticks:
         raise MalformedError("impossible values in the chunk's header", offset)
     return Header(offset, major, minor, length, start_ns, duration_ns, start_ticks, ticks)
 

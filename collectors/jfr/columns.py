@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress, repeat
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +21,9 @@ from perfscope.collectors.jfr.walk import Events
 
 FEW = 100
 """Of fewer events, reading each alone is quicker."""
-PIECE = 1 << 14
-"""Events read together: their columns stay in the processor's cache."""
 
-Column = npt.NDArray[Any] | Sequence[Any] | None
-"""A field of many events: an array of numbers, a list of texts, structures or arrays; None if the type lacks it."""
+Column = Union[npt.NDArray[Any], Sequence[Any], "Piece", None]
+"""A field of many events: numbers, a list of texts or arrays, the fields of a structure; None if the type lacks it."""
 
 _KEY = "key of a constant"
 _INTEGERS: dict[str, Callable[[Values], npt.NDArray[Any]]] = {
@@ -62,16 +60,31 @@ class Piece:
 
     def where(self, keep: npt.NDArray[np.bool_]) -> Piece:
         """Those events for which `keep` is true."""
-        if keep.all():
-            return self
-        kept = (c[keep] if isinstance(c, np.ndarray) else c and list(compress(c, keep)) for c in self.columns)
-        return Piece(int(keep.sum()), list(kept))
+        return self if keep.all() else Piece(int(keep.sum()), [_where(column, keep) for column in self.columns])
 
     def rows(self) -> list[tuple[Any, ...]]:
+        """The same, a tuple an event."""
         if not self.columns:
             return [()] * self.count
-        lists = (c.tolist() if isinstance(c, np.ndarray) else c for c in self.columns)
-        return list(zip(*(repeat(None, self.count) if c is None else c for c in lists), strict=True))
+        return list(zip(*(listed(column, self.count) for column in self.columns), strict=True))
+
+
+def _where(column: Column, keep: npt.NDArray[np.bool_]) -> Column:
+    if isinstance(column, np.ndarray):
+        return column[keep]
+    if isinstance(column, Piece):
+        return column.where(keep)
+    return None if column is None else list(compress(column, keep))
+
+
+def listed(column: Column, count: int) -> Sequence[Any]:
+    """Values of a column, one an event, as Python has them."""
+    if isinstance(column, np.ndarray):
+        values: list[Any] = column.tolist()
+        return values
+    if isinstance(column, Piece):
+        return column.rows()
+    return [None] * count if column is None else column
 
 
 class Layout:
@@ -93,13 +106,19 @@ class Layout:
     def transposed(self, rows: list[tuple[Any, ...]], wanted: Sequence[str]) -> Piece:
         """The same of rows that were read one by one."""
         columns = zip(*rows, strict=True) if rows else repeat((), len(wanted))
-        return Piece(len(rows), [self._column(name, values) for name, values in zip(wanted, columns, strict=True)])
+        made = [
+            _column(self.kinds[name], values) if name in self.kinds else None
+            for name, values in zip(wanted, columns, strict=True)
+        ]
+        return Piece(len(rows), made)
 
-    def _column(self, name: str, values: Sequence[Any]) -> Column:
-        if name not in self.kinds:
-            return None
-        number = _NUMBERS.get(self.kinds[name])
-        return values if number is None else np.array(values, number)
+
+def _column(kind: _Kind, values: Sequence[Any]) -> Column:
+    if isinstance(kind, tuple):
+        parts = zip(*values, strict=True) if values else repeat((), len(kind))
+        return Piece(len(values), [_column(part, of_part) for part, of_part in zip(kind, parts, strict=True)])
+    number = _NUMBERS.get(kind)
+    return values if number is None else np.array(values, number)
 
 
 def _kind(metadata: Metadata, field: Field) -> _Kind:
@@ -127,7 +146,7 @@ class _Cursor:
         """The next field of all events; None unless it is to be kept."""
         if isinstance(kind, tuple):
             parts = [self.column(part, keep) for part in kind]
-            return Piece(len(self.at), parts).rows() if keep else None
+            return Piece(len(self.at), parts) if keep else None
         if kind == STRING:
             return self._texts(keep)
         assert kind is not None, "the layout can't be read together"

@@ -7,17 +7,14 @@ variable names of its own only; nothing from a file gets into it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from types import CodeType
 from typing import Any
 
 from perfscope.collectors.jfr import varint
-from perfscope.collectors.jfr.metadata import STRING, Field, Metadata, Type
-from perfscope.collectors.jfr.varint import Buffer, MalformedError
-
-Reader = Callable[[Buffer, int], tuple[Any, int]]
-"""`reader(buffer, position) -> (tuple of the wanted fields, position behind the value)`."""
+from perfscope.collectors.jfr.metadata import STRING, Field, Metadata, Reader, Type
+from perfscope.collectors.jfr.varint import MalformedError
 
 LEAVES_LIMIT = 2000
 """Values that one type may consist of with all its nested types (custom events have some tens)."""
@@ -28,12 +25,20 @@ _VARINTS = {"short": "signed16", "int": "signed32", "long": "signed64", "char": 
 _FLOATS = {"float": (">f", 4), "double": (">d", 8)}
 
 
-def compile_reader(metadata: Metadata, type_: Type, wanted: Collection[str] | None) -> Reader:
+def compile_reader(metadata: Metadata, type_: Type, wanted: Sequence[str] | None) -> Reader:
     """Reader of the fields of `type_` named in `wanted`, in that order, None for one it lacks (None: all it has).
 
     Nested structures come as tuples of all their fields, arrays as lists, constants as keys into their pools.
     Raises MalformedError for types that hold themselves, are nested too deep or are too large.
     """
+    key = (type_.id, None if wanted is None else tuple(wanted))
+    known = metadata.readers.get(key)
+    if known is None:
+        known = metadata.readers[key] = _made(metadata, type_, wanted)
+    return known
+
+
+def _made(metadata: Metadata, type_: Type, wanted: Sequence[str] | None) -> Reader:
     source = _Source(metadata)
     if type_.name == STRING:
         source.lines += ["    v, p = string(b, p)", "    return (v,), p"]
@@ -41,8 +46,8 @@ def compile_reader(metadata: Metadata, type_: Type, wanted: Collection[str] | No
         kept = [field.name for field in type_.fields if wanted is None or field.name in wanted]
         names = source.fields(type_.fields, wanted, "    ", 0)
         if wanted is not None:
-            known = dict(zip(kept, names, strict=True))
-            names = [known.get(name, "None") for name in wanted]
+            variables = dict(zip(kept, names, strict=True))
+            names = [variables.get(name, "None") for name in wanted]
         source.lines.append(f"    return ({''.join(n + ', ' for n in names)}), p")
     scope: dict[str, Any] = {
         **{name: getattr(varint, name) for name in ("unsigned", "signed64", "signed32", "signed16", "signed8")},

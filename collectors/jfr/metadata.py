@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from perfscope.collectors.jfr.integers import all_unsigned
-from perfscope.collectors.jfr.varint import MalformedError, StringRef, string, unsigned
+from perfscope.collectors.jfr.varint import Buffer, MalformedError, StringRef, string, unsigned
+
+Reader = Callable[[Buffer, int], tuple[Any, int]]
+"""`reader(buffer, position) -> (tuple of the wanted fields, position behind the value)`."""
 
 METADATA_LIMIT = 16 << 20
 """Bytes of a metadata event that are believed; JDK 25's own is 0.1 MB, and application events add some KB each."""
-DEPTH_LIMIT = 12
-"""Nesting of metadata elements; HotSpot's go to 5 (root, metadata, class, field, annotation)."""
 STRING = "java.lang.String"
+EVENT = "jdk.jfr.Event"
+"""Super type of all events."""
 
 
 class Field(NamedTuple):
@@ -39,11 +43,14 @@ class Metadata:
 
     types: dict[int, Type] = field(default_factory=dict)
     by_name: dict[str, Type] = field(default_factory=dict)
+    readers: dict[tuple[int, tuple[str, ...] | None], Reader] = field(default_factory=dict)
+    """Those already compiled, by type and wanted fields."""
 
 
-def parse(event: bytes) -> Metadata:
+def parse(event: bytes, events: frozenset[str] | None) -> Metadata:
     """Metadata of one metadata event (its bytes behind size and type). Equal ones, as chunk after chunk has, are kept.
 
+    events: names of the event types whose fields are wanted (None: all); others have none. Most of a file's are others.
     Raises MalformedError, or IndexError where the event ends too early.
     """
     if len(event) > METADATA_LIMIT:
@@ -51,11 +58,11 @@ def parse(event: bytes) -> Metadata:
     p = 0
     for _ in range(2):  # start, duration
         _, p = unsigned(event, p)
-    return _parse(event[p:])
+    return _parse(event[p:], events)
 
 
 @lru_cache(maxsize=4)
-def _parse(event: bytes) -> Metadata:
+def _parse(event: bytes, events: frozenset[str] | None) -> Metadata:
     _, p = unsigned(event, 0)  # metadata id
     count, p = unsigned(event, p)
     if count > len(event) - p:
@@ -73,44 +80,34 @@ def _parse(event: bytes) -> Metadata:
         if isinstance(text, StringRef):
             raise MalformedError("a string of the metadata refers to a pool", p)
         strings.append(text or "")
-    metadata = Metadata()
     try:
-        _element(all_unsigned(event[p:]), 0, strings, metadata, None, 0)
+        return _classes(all_unsigned(event[p:]), strings, events)
     except (KeyError, ValueError) as error:
         raise MalformedError(f"metadata: {error!r}", p) from None
-    return metadata
 
 
-def _element(
-    numbers: list[int], p: int, strings: list[str], metadata: Metadata, fields: list[Field] | None, depth: int
-) -> int:
-    """Reads one element and its children; classes go into `metadata`, fields into the class's `fields`."""
-    if depth > DEPTH_LIMIT:
-        raise MalformedError(f"metadata nested deeper than {DEPTH_LIMIT}", 0)
-    name, count = numbers[p], numbers[p + 1]
-    tag = strings[name] if name < len(strings) else ""
-    end = p + 2 + 2 * count
-    attributes: dict[str, str] = {}
-    if tag in ("class", "field"):
-        try:
-            attributes = {strings[numbers[i]]: strings[numbers[i + 1]] for i in range(p + 2, end, 2)}
-        except IndexError:
-            raise MalformedError("metadata refers to a string that it doesn't have, or ends too early", 0) from None
-    own: list[Field] | None = [] if tag == "class" else None
-    count, p = numbers[end], end + 1
-    for _ in range(count):
-        p = _element(numbers, p, strings, metadata, own, depth + 1)
-    if tag == "class" and own is not None:
-        made = Type(int(attributes["id"]), attributes["name"], tuple(own))
-        metadata.types[made.id] = made
-        metadata.by_name[made.name] = made
-    elif tag == "field" and fields is not None:
-        fields.append(
-            Field(
-                attributes["name"],
-                int(attributes["class"]),
-                attributes.get("constantPool") == "true",
-                int(attributes.get("dimension", "0")) > 0,
-            )
-        )
-    return p
+def _classes(numbers: list[int], strings: list[str], events: frozenset[str] | None) -> Metadata:
+    """Types of a tree of elements, each a name, the number of its attributes, these as pairs, and the number of
+    elements within it. A class's fields stand behind it and before the next class, so that the tree need not be built.
+    """
+    found: list[tuple[int, str, list[Field]]] = []
+    keep = False
+    p, left = 0, 1
+    while left:
+        tag = strings[numbers[p]]
+        end = p + 2 + 2 * numbers[p + 1]
+        if tag == "class" or (keep and tag == "field"):
+            texts = [strings[number] for number in numbers[p + 2 : end]]
+            attributes = dict(zip(texts[::2], texts[1::2], strict=True))
+            name = attributes["name"]
+            if tag == "class":
+                found.append((int(attributes["id"]), name, []))
+                keep = events is None or name in events or attributes.get("superType") != EVENT
+            else:
+                pooled = attributes.get("constantPool") == "true"
+                array = int(attributes.get("dimension", "0")) > 0
+                found[-1][2].append(Field(name, int(attributes["class"]), pooled, array))
+        left += numbers[end] - 1
+        p = end + 1
+    types = [Type(number, name, tuple(fields)) for number, name, fields in found]
+    return Metadata({type_.id: type_ for type_ in types}, {type_.name: type_ for type_ in types})

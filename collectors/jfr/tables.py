@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import pyarrow as pa
 
 from perfscope.clock import ClockMap
 from perfscope.collectors.jfr.chunk import Chunk
-from perfscope.collectors.jfr.columns import Column, Piece
+from perfscope.collectors.jfr.columns import Column, Piece, listed
 from perfscope.collectors.jfr.frames import ChunkNames
 from perfscope.collectors.jfr.kinds import EVENTS, SAMPLES, Kind
 from perfscope.model.session_writer import SessionWriter
@@ -202,11 +201,11 @@ def _each(of: Callable[..., Any], piece: Piece, *columns: int) -> list[Any]:
     return list(map(of, *(_values(piece.columns[number], piece.count) for number in columns)))
 
 
-def _values(column: Column, count: int) -> Iterable[Any]:
+def _values(column: Column, count: int) -> Sequence[Any]:
     if isinstance(column, np.ndarray):
-        values: list[Any] = column.tolist()
-        return values
-    return repeat(None, count) if not column or isinstance(column[0], list | tuple) else column
+        return listed(column, count)
+    texts = isinstance(column, Sequence) and not (column and isinstance(column[0], list | tuple))
+    return listed(column if texts else None, count)
 
 
 def _constant(chunk: Chunk, names: ChunkNames, pool_name: str) -> Callable[[Any], str | None]:

@@ -22,14 +22,17 @@ class StringRef(int):
     """Key of a string in the chunk's string pool, where an event refers to it instead of holding it."""
 
 
-def unsigned(b: Buffer, p: int) -> tuple[int, int]:
+def unsigned(b: Buffer | memoryview, p: int) -> tuple[int, int]:
     """`(value, position behind it)` of a compressed unsigned 64-bit integer. IndexError behind the end."""
     value = b[p]
-    p += 1
     if value < 128:
-        return value, p
-    value &= 127
-    for shift in (7, 14, 21, 28, 35, 42, 49):
+        return value, p + 1
+    second = b[p + 1]
+    if second < 128:
+        return value - 128 + (second << 7), p + 2
+    value += (second << 7) - 128 - (128 << 7)
+    p += 2
+    for shift in (14, 21, 28, 35, 42, 49):
         byte = b[p]
         p += 1
         if byte < 128:
@@ -45,6 +48,8 @@ def signed64(b: Buffer, p: int) -> tuple[int, int]:
 
 def signed32(b: Buffer, p: int) -> tuple[int, int]:
     value, p = unsigned(b, p)
+    if value < 1 << 31:
+        return value, p
     value &= 0xFFFFFFFF
     return (value - (1 << 32) if value >> 31 else value), p
 
