@@ -1,31 +1,32 @@
 import java.io.*;
 import java.net.*;
 import java.nio.file.*;
-import java.util.concurrent.*;
-import java.util.concurrent.locks.*;
+import java.util.concurrent.atomic.LongAdder;
+import java.util.concurrent.locks.LockSupport;
 
-/** Work that Java Flight Recorder has events for: {@code java JfrLoad.java gc|mixed SECONDS}. */
+/** Work that Java Flight Recorder has events for: {@code java JfrLoad.java gc|mixed STEPS}. */
 public class JfrLoad {
     static volatile Object kept;
     static volatile long sink;
-    static volatile boolean stopped;
+    static final LongAdder done = new LongAdder();
 
     interface Step {
         void run() throws Exception;
     }
 
     public static void main(String[] arguments) throws Exception {
-        long end = System.nanoTime() + (long) (Double.parseDouble(arguments[1]) * 1e9);
+        long steps = Long.parseLong(arguments[1]);
         if (arguments[0].equals("gc")) {
-            while (System.nanoTime() < end) kept = new byte[1000];
+            while (steps-- > 0) kept = new byte[1000];
         } else {
-            mixed(end);
+            mixed();
+            while (done.sum() < steps) Thread.sleep(10);
         }
-        System.exit(0); // the threads below wait for each other
+        System.exit(0); // the threads below never end
     }
 
     /** What a busy server does: threads that wait, sleep, start, write files, talk, compute and make garbage. */
-    static void mixed(long end) throws Exception {
+    static void mixed() throws Exception {
         for (int i = 0; i < 12; i++) repeat("park-" + i, () -> LockSupport.parkNanos(1_200_000));
         for (int i = 0; i < 4; i++) repeat("sleep-" + i, () -> Thread.sleep(6));
         for (int i = 0; i < 3; i++) {
@@ -65,7 +66,6 @@ public class JfrLoad {
             for (int depth = 1; depth < 40; depth++) deep(depth);
             kept = new byte[20_000];
         });
-        while (System.nanoTime() < end) Thread.sleep(10);
     }
 
     static void deep(int levels) {
@@ -76,7 +76,10 @@ public class JfrLoad {
     static void repeat(String name, Step step) {
         Thread thread = new Thread(() -> {
             try {
-                while (true) step.run();
+                while (true) {
+                    step.run();
+                    done.increment();
+                }
             } catch (Exception error) {
                 error.printStackTrace();
             }

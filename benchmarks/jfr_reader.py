@@ -25,8 +25,8 @@ from perfscope.collectors.jfr.kinds import WANTED
 
 HERE = Path(__file__).parent
 DATA = HERE.parent / "tests" / "data" / "jfr" / "phases.jfr"
-MADE = {"mixed": 4.0, "gc": 2.5}
-"""What the program does -> for how many seconds. Some 40,000 and 120,000 events on the 2-core machine."""
+MADE = {"mixed": 40_000, "gc": 12_000_000}
+"""What the program does -> how many steps of it. They give some 40,000 and 150,000 events."""
 
 OURS = """
 import sys, time
