@@ -319,6 +319,18 @@ def test_a_look_at_a_sleeping_thread_is_no_cpu_time(made):
     assert finding.gives_back_pct == 20
 
 
+def test_a_thread_never_seen_on_a_cpu_has_no_part_in_a_hotspot(made):
+    hot = made.stack("main", "score")
+    made.thread(1, "main", [("running", 1000, hot)])
+    made.thread(2, "asleep", [("running", 1, ROOT), ("sleep", 999, hot)])
+    made.samples(1, hot, 100)
+    for n in range(10):
+        made.samples(2, hot, 1, at_ms=100 * n + 50)
+    (finding,) = made.verdict("python-hotspot").findings
+    assert finding.gives_back_pct == 100
+    assert finding.where.thread == "main"
+
+
 def test_a_hot_function_of_an_idle_program_is_no_hotspot(made):
     hot = made.stack("main", "score")
     made.thread(1, "main", [("running", 500, hot), ("sleep", 9500, hot)])

@@ -100,10 +100,9 @@ def _process(facts: Facts, limits: Limits, pid: int) -> Finding | str | _Missing
     share = count / seen
     low, high = wilson(share, seen)
     inside = _in_function(facts, owners, frame.function, frame.file)
-    parts = {
-        t: float(looks[inside & (threads == t)].sum() / looks[threads == t].sum())
-        for t in np.unique(threads[inside]).tolist()
-    }
+    all_looks = np.bincount(threads, looks)
+    hot_looks = np.bincount(threads[inside], looks[inside], len(all_looks))
+    parts = {t: float(hot_looks[t] / all_looks[t]) for t in np.flatnonzero(hot_looks).tolist()}
     gain = facts.ceiling_of_parts_pct(RUNNING, parts, of_pid)
     text = f"{label(frame)} holds {100 * share:.0f} % of the CPU time of pid {pid} ({100 * low:.0f}-{100 * high:.0f} %)"
     if 100 * low < limits["cpu_share_pct"].value or gain < limits["gives_back_pct"].value:
