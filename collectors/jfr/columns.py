@@ -1,7 +1,8 @@
 """Events of one type as columns: a field of thousands of events is read at once, then the next one behind it.
 
 Reading value by value takes most of its time in Python's own steps. Types with arrays are left to the readers of
-compiler.py, as are events that are few, damaged or hold a text in UTF-16: their rows are turned into the same columns.
+compiler.py, as are events that are few or damaged, or hold a text of UTF-16 units beyond ASCII: their rows are turned
+into the same columns.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ _INTEGERS: dict[str, Callable[[Values], npt.NDArray[Any]]] = {
     "short": lambda v: v.astype(np.uint16).view(np.int16),
     "char": lambda v: v,
 }
+_UNITS = 4
+"""Encoding of a text as UTF-16 units, each an integer: one byte in ASCII, and so the text's length is that in bytes."""
 _FIXED = {"boolean": "u1", "byte": "i1", "float": ">f4", "double": ">f8"}
 _NUMBERS: dict[Any, Any] = {
     _KEY: np.uint64,
@@ -127,7 +130,7 @@ def _kind(metadata: Metadata, field: Field) -> _Kind:
         return None
     if field.pooled:
         return _KEY
-    if type_.name in _NUMBERS or type_.name == STRING:
+    if type_.name == STRING or (type_.name in _NUMBERS and type_.name != _KEY):
         return type_.name
     parts = tuple(_kind(metadata, part) for part in type_.fields)
     return parts if parts and None not in parts else None
@@ -164,15 +167,15 @@ class _Cursor:
         encoding = self.b.byte[start]
         self.at = start + 1
         self._check()
-        if (encoding > 5).any() or (encoding == 4).any():
-            raise MalformedError("text that is read alone", 0)
+        if (encoding > 5).any():
+            raise MalformedError("text of unknown encoding", 0)
         number, behind = self.b.integers(self.at)  # a length, or a key
         length = np.where(encoding > 2, number, 0)
         if (length > len(self.b.byte)).any():
             raise MalformedError("text runs past the end", 0)
         self.at = np.where(encoding < 2, self.at, behind + length.astype(np.int64))
         self._check()
-        if not keep:
+        if not keep and not (encoding == _UNITS).any():
             return None
         raw = self.b.raw
         spans = zip(start.tolist(), self.at.tolist(), strict=True)
@@ -187,5 +190,7 @@ class _Texts(dict[bytes, str | StringRef | None]):
     """Texts by their bytes: most are alike, and each is read once."""
 
     def __missing__(self, raw: bytes) -> str | StringRef | None:
+        if raw[0] == _UNITS and not raw.isascii():
+            raise MalformedError("UTF-16 units of several bytes", 0)
         text = self[raw] = string(raw, 0)[0]
         return text

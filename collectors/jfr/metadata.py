@@ -91,10 +91,12 @@ def _classes(numbers: list[int], strings: list[str], events: frozenset[str] | No
     elements within it. A class's fields stand behind it and before the next class, so that the tree need not be built.
     """
     found: list[tuple[int, str, list[Field]]] = []
+    known = len(strings)
     keep = False
     p, left = 0, 1
     while left:
-        tag = strings[numbers[p]]
+        name_at = numbers[p]
+        tag = strings[name_at] if name_at < known else ""  # a damaged name of what isn't needed does no harm
         end = p + 2 + 2 * numbers[p + 1]
         if tag == "class" or (keep and tag == "field"):
             texts = [strings[number] for number in numbers[p + 2 : end]]

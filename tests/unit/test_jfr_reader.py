@@ -213,6 +213,15 @@ def test_damaged_events_read_together_are_those_read_one_by_one(data: bytes, cha
         assert all_rows(path, 1) == all_rows(path, 1 << 30)
 
 
+def text_bytes(text: str | None) -> bytes:
+    """Short texts of ASCII as UTF-16 units, as a JVM writes those of Java code, others as UTF-8."""
+    if not text:
+        return b"\0" if text is None else b"\1"
+    if len(text) < 16 and text.isascii():
+        return b"\4" + varint(len(text)) + text.encode()
+    return b"\3" + varint(len(text.encode())) + text.encode()
+
+
 LONG = st.integers(-(1 << 63), (1 << 63) - 1)
 KINDS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], bytes]]] = {
     "long": (LONG, varint),
@@ -223,10 +232,7 @@ KINDS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], bytes]]] = {
     "byte": (st.integers(-128, 127), lambda v: struct.pack("b", v)),
     "float": (st.floats(width=32, allow_nan=False), lambda v: struct.pack(">f", v)),
     "double": (st.floats(allow_nan=False), lambda v: struct.pack(">d", v)),
-    "java.lang.String": (
-        st.none() | st.text(st.characters(codec="utf-8")),
-        lambda v: b"\0" if v is None else b"\1" if v == "" else b"\3" + varint(len(v.encode())) + v.encode(),
-    ),
+    "java.lang.String": (st.none() | st.text(st.characters(codec="utf-8")), lambda v: text_bytes(v)),
 }
 
 
