@@ -229,6 +229,8 @@ class Facts:
         state, stack = np.full(len(thread), UNKNOWN, np.uint8), np.full(len(thread), ROOT, np.int32)
         for number, rows in groups(thread):
             t, times = self.threads[number], time_ns[rows]
+            if not len(t.start_ns):
+                continue
             i = np.searchsorted(t.start_ns, times, side="right") - 1
             seen = (i >= 0) & (times < t.end_ns[i])
             state[rows], stack[rows] = np.where(seen, t.state[i], UNKNOWN), np.where(seen, t.stack_id[i], ROOT)

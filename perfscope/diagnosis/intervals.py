@@ -77,7 +77,7 @@ class Intervals:
 
 
 def groups(keys: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[np.intp] | slice]]:
-    """Each distinct key, ascending, and the rows that have it, in their order."""
+    """Each distinct key (signed integers), ascending, and the rows that have it, in their order."""
     rows = None if np.all(keys[1:] >= keys[:-1]) else np.argsort(keys, kind="stable")
     ordered = keys if rows is None else keys[rows]
     edges = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1, append=ordered[-1:] + 1)).tolist()

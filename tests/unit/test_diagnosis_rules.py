@@ -1,6 +1,7 @@
 """Each rule on made-up sessions whose right answer follows by hand."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -55,7 +56,7 @@ class Made:
         self.writer.note_thread(pid, tid, name=name, sched_complete=True)
 
     def session(self):
-        stop = max((int(t.end_ns[-1]) for t in self.slices), default=START + 1000 * MS)
+        stop = max((int(t.end_ns[-1]) for t in self.slices if len(t.end_ns)), default=START + 1000 * MS)
         info = SessionInfo(
             command=["python", "serve.py"], pids=[PID], start_ns=START, stop_ns=stop,
             host={"cpus_online": self.cpus}, collectors=self.collectors,
@@ -477,6 +478,20 @@ def test_python_lock_names_waiter_holder_and_address(made):
     assert "0xabc" in finding.title
     assert (finding.where.function, finding.where.line) == ("lookup", 7)
     assert "held by 2 threads in turn at fetch (serve.py:8)" in finding.title
+    assert finding.gives_back_pct == 50
+
+
+def test_waits_of_a_thread_without_observed_time_count_for_nothing(made):
+    contended(made)
+    made.thread(3, "brief", [("lock", 0, ROOT)])
+    none = made.slices[-1]
+    made.slices[-1] = replace(none, **{n: getattr(none, n)[:0] for n in ("start_ns", "end_ns", "stack_id", "state")})
+    made.writer.append("waits", [
+        {"pid": PID, "tid": 3, "start_ns": START, "end_ns": START + 10 * MS, "kind": "futex", "address": 0xABC,
+         "waker_tid": 1, "result": 0}
+    ])  # fmt: skip
+    (finding,) = made.verdict("lock-contention").findings
+    assert value(finding, "waited for the lock, all threads") == 1
     assert finding.gives_back_pct == 50
 
 

@@ -224,7 +224,7 @@ def _java_locks(facts: Facts, pid: int) -> Iterator[_Lock]:
     kept = np.flatnonzero((threads >= 0) & (rows["duration_ns"].to_numpy() > 0) & locked)
     rows, monitor, threads = rows.take(pa.array(kept)), monitor[kept], threads[kept]
     start = bounded(rows["time_ns"].to_numpy())
-    waits = Intervals(start, start + bounded(rows["duration_ns"].to_numpy()), threads)
+    waits = Intervals(start, bounded(start + bounded(rows["duration_ns"].to_numpy())), threads)
     # The lock's owner: the event's own word, else who woke the waiter at the end of its wait.
     owners = facts.numbers(pid, filled(rows["other_tid"], -1))
     silent = np.flatnonzero(rows["other_tid"].is_null().to_numpy())
