@@ -264,6 +264,18 @@ def test_columns_of_every_kind_and_width(data: st.DataObject) -> None:
     assert [read(buffer.raw, start)[0] for start, _ in events[9].spans()] == expected
 
 
+def test_units_of_several_bytes_are_left_to_the_reader() -> None:
+    """A text of as many bytes as units can be told by its length alone; "\u00e9" takes two bytes and is one unit."""
+    metadata = Metadata({1: Type(1, "java.lang.String", ())})
+    type_ = Type(9, "test.Event", (Field("text", 1, False, False),))
+    buffer = Bytes(event(9, b"\4\2" + varint(0xE9) + b"t") + bytes(LONGEST))
+    events = walk(buffer, 0, len(buffer.raw) - LONGEST)[0][9]
+    for wanted in (["text"], []):
+        with pytest.raises(MalformedError, match="several bytes"):
+            Layout(metadata, type_).read(buffer, events, wanted)
+    assert compile_reader(metadata, type_, ["text"])(buffer.raw, int(events.start[0]))[0] == ("\u00e9t",)
+
+
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 110_000), st.binary(min_size=1, max_size=40))
 def test_any_damage_to_the_types_gives_an_error_or_a_read(at: int, noise: bytes) -> None:
