@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable
 
 from perfscope import procfs
 from perfscope.collectors.base import Check, Collector, Context
-from perfscope.collectors.pyspy import austin
+from perfscope.collectors.pyspy import austin, stop
 from perfscope.collectors.pyspy.budget import SHARE, Budget
 from perfscope.collectors.pyspy.checks import check, version
 from perfscope.collectors.pyspy.instance import binary
@@ -24,6 +25,8 @@ BURST = 16
 STARTS_PER_S = 2
 """Processes attached to at once, and per second after that. Attaching two py-spys costs ~0.1 s of CPU time, so that
 attaching to each child of a target that forks all the time would take more than their sampling may."""
+
+_GUARD = "samplers"
 
 
 class PySpyCollector(Collector):
@@ -56,6 +59,7 @@ class PySpyCollector(Collector):
         self.report.version = version(binary())
         self._austin = austin.wanted(self.context.options)
         self.context.raw.mkdir(parents=True, exist_ok=True)
+        self.context.guard(_GUARD, [sys.executable, "-I", "-S", stop.__file__, str(self.context.raw.absolute())])
 
     def process_started(self, process: Process) -> None:
         if process.runtime != "python" or process.pid in self.context.own_pids or self._stopped:
@@ -137,6 +141,7 @@ class PySpyCollector(Collector):
             lane.finish(deadline)
         for target in self._targets:
             target.naming.finish()
+        self.context.guard(_GUARD, [])
         self.report.cpu_ns = sum(i.cpu_ns for i in self._instances()) + sum(t.naming.cpu_ns for t in self._targets)
 
     def _lanes(self) -> list[Lane]:

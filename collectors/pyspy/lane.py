@@ -85,7 +85,6 @@ class Lane:
         else:
             instance = Instance(self.pid, rate_hz, output, gil=self.gil, native=options.native, blocking=self._pauses)
         self.context.own_pids.add(instance.own_pid)
-        self.context.guard(f"pyspy:{instance.own_pid}", ["kill", "-INT", str(instance.own_pid)])
         self.current = instance
 
     def replace(self, rate_hz: int) -> None:
@@ -193,7 +192,6 @@ class Lane:
 
     def _ended(self, instance: Sampler) -> None:
         self.done.append(instance)
-        self.context.guard(f"pyspy:{instance.own_pid}", [])
         if not instance.whole and instance.sampling_ns is not None and instance.ended_ns is not None:
             failure = instance.failure()
             if not failure.brief:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -119,14 +121,32 @@ def test_where_it_fails_py_spy_takes_over(tmp_path: Path, program: Start, monkey
     assert any("austin ended with status 9" in note for note in recording.report.notes)
 
 
-def test_a_killed_recording_leaves_no_austin(tmp_path: Path, program: Start) -> None:
-    target = program(MARKS)
+def test_a_recording_killed_at_any_moment_of_its_start_leaves_no_sampler_and_no_other_one_touched(
+    tmp_path: Path, program: Start
+) -> None:
+    target, other = program(MARKS), program(MARKS)
     line(target)
-    argv = [*PERFSCOPE, "record", "--collect", "pyspy", "-p", str(target.pid), "-o", str(tmp_path / "s")]
-    with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as perfscope:
-        wait_for(lambda: samplers_on(target.pid, b"austin"))
-        perfscope.kill()
-    wait_for(lambda: not samplers_on(target.pid, b"austin"))
+    line(other)
+    (tmp_path / "elsewhere").mkdir()
+
+    def start(pid: int, folder: Path) -> subprocess.Popen[bytes]:
+        argv = [*PERFSCOPE, "record", "--collect", "pyspy", "-p", str(pid), "-o", "same-name"]
+        return subprocess.Popen(argv, stderr=subprocess.DEVNULL, cwd=folder)
+
+    bystander = start(other.pid, tmp_path / "elsewhere")
+    try:
+        wait_for(lambda: samplers_on(other.pid) and samplers_on(other.pid, b"austin"))
+        for first_seen in (b"austin", b"austin", b"austin", b"py-spy", b"py-spy"):  # the kill comes right then
+            with start(target.pid, tmp_path) as perfscope:
+                wait_for(lambda tool=first_seen: samplers_on(target.pid, tool))
+                perfscope.kill()
+            wait_for(lambda: not samplers_on(target.pid) and not samplers_on(target.pid, b"austin"))
+            shutil.rmtree(tmp_path / "same-name.partial")
+    finally:
+        bystander.send_signal(signal.SIGINT)
+        assert bystander.wait(60) == 0
+    report = Session.open(tmp_path / "elsewhere" / "same-name").info.collectors["pyspy"]
+    assert report.status == "ok" and not any("ended by itself" in note for note in report.notes), report
     assert target.poll() is None
 
 

@@ -34,7 +34,7 @@ def test_the_guards_command_makes_a_sampler_write_and_end(
     recording.until(recording.sampled(target.pid, 0.3))
     (running,) = recording.running(target.pid)
     assert os.getsid(running.own_pid) == running.own_pid  # the terminal's Ctrl-C doesn't reach it
-    subprocess.run(recording.guarded[f"pyspy:{running.own_pid}"], check=True)
+    subprocess.run(recording.guarded["samplers"], check=True)
     assert running.wait(time.monotonic_ns() + TIMEOUT_S * 10**9)
     assert running.whole and running.output.stat().st_size > 100
     recording.finish()
