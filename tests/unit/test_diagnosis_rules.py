@@ -642,6 +642,26 @@ def test_every_rule_is_one_module_that_names_itself(rule):
     assert callable(load(rule))
 
 
+@pytest.mark.parametrize(
+    ("rule", "limits"),
+    [
+        ("gil-contention", ("lost_pct", "gives_back_pct")),
+        ("cpu-oversubscription", ("runnable_pct", "gives_back_pct")),
+        ("disk-wait", ("waiting_pct", "gives_back_pct")),
+        ("lock-contention", ("lost_pct", "gives_back_pct")),
+    ],
+)
+def test_thresholds_of_zero_flag_nothing_where_nothing_is_lost(made, rule, limits):
+    made.thread(1, "main", [("running", 1000, ROOT)])
+    assert made.verdict(rule, **dict.fromkeys(limits, 0)).verdict == "ok"
+
+
+def test_no_pause_reaches_thresholds_of_zero(tmp_path):
+    made = jvm(tmp_path)
+    made.thread(1, "main", [("running", 1000, ROOT)])
+    assert made.verdict("gc-pause", paused_pct=0, longest_ms=0).verdict == "ok"
+
+
 def test_losses_turn_a_pass_into_not_evaluable(made):
     made.collectors["ebpf"] = CollectorReport(status="partial", events=900, lost_events=100)
     made.thread(1, "main", [("running", 1000, ROOT)])

@@ -42,7 +42,7 @@ def evaluate(facts: Facts, limits: Limits) -> Verdict:
     share = 100 * union_ns(waits) / facts.elapsed_ns if facts.elapsed_ns else 0.0
     gain = facts.ceiling_of_state_pct(DISK, range(len(facts.threads)), work_stays=True)
     why = f"at least one thread waited for a disk in {share:.1f} % of the recording"
-    if share < limits["waiting_pct"].value or gain < limits["gives_back_pct"].value:
+    if not len(waits) or share < limits["waiting_pct"].value or gain < limits["gives_back_pct"].value:
         return ok(RULE, why)
     stack, code = _code(facts)
     finding = Finding(
