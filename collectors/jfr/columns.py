@@ -177,9 +177,8 @@ class _Cursor:
         self._check()
         if not keep and not (encoding == _UNITS).any():
             return None
-        raw = self.b.raw
-        spans = zip(start.tolist(), self.at.tolist(), strict=True)
-        return list(map(_Texts().__getitem__, [raw[first:last] for first, last in spans]))
+        raw, known = self.b.raw, _Texts()
+        return [known[raw[first:last]] for first, last in zip(start.tolist(), self.at.tolist(), strict=True)]
 
     def _check(self) -> None:
         if (self.at > self.end).any():
