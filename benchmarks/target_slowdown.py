@@ -1,6 +1,6 @@
 """What recording costs the target: its throughput with everything on at 100 Hz, over that without.
 
-    python benchmarks/target_slowdown.py [--rounds N] [--seconds S] [--target NAME] [RECORD OPTIONS ...]
+    python benchmarks/target_slowdown.py [--rounds N] [--seconds S] [--target NAME] [--clients N] [RECORD OPTIONS ...]
 
 One target runs throughout. Windows without and with a recording alternate, and each recorded one is held against the
 mean of its two neighbours, so that a machine that slows down or speeds up meanwhile moves both. The control is what the
@@ -8,9 +8,10 @@ neighbours say of each other: how far two windows without any recording differ. 
 intervals (bootstrap), and with what the last recording's collectors said: a ratio near 1 means nothing if a collector
 wasn't there.
 
-stack: the example service, behind the Java gateway where there is a JDK; requests a second under eight closed-loop
-clients, enough to keep both of its workers' batches full, that run on the same machine. service: the same without the
-gateway. threads: 40 Python threads, four of which compute and 36 wait with timeouts; chunks of work a second.
+stack: the example service, behind the Java gateway where there is a JDK; requests a second under closed-loop clients
+that run on the same machine: four, as the demo has, while eight keep the batches of both its workers full. service: the
+same without the gateway. threads: 40 Python threads, four of which compute and 36 wait with timeouts; chunks of work a
+second.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def child(*argv: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @contextmanager
-def stack(*, behind_gateway: bool = True) -> Iterator[Target]:
+def stack(clients: int, *, behind_gateway: bool = True) -> Iterator[Target]:
     with ExitStack() as running:
         service = running.enter_context(child(sys.executable, "-m", "perfscope.examples.service"))
         url, pids = first_line(service), [service.pid]
@@ -83,7 +84,7 @@ def stack(*, behind_gateway: bool = True) -> Iterator[Target]:
 
         def rate(seconds: float, window: int) -> float:
             # Other requests in each window: the gateway would answer the same ones from its cache.
-            result = load.run(url, seconds, clients=8, max_tokens=16, seed=window)
+            result = load.run(url, seconds, clients=clients, max_tokens=16, seed=window)
             if result.failures:
                 sys.exit(f"{result.failures} requests failed")
             return len(result.latencies_ms) / result.seconds
@@ -92,7 +93,7 @@ def stack(*, behind_gateway: bool = True) -> Iterator[Target]:
 
 
 @contextmanager
-def threads() -> Iterator[Target]:
+def threads(_: int) -> Iterator[Target]:
     with child(sys.executable, __file__, "--be-the-threads") as process:
 
         def rate(seconds: float, window: int) -> float:
@@ -185,7 +186,7 @@ def measure(target: Target, rounds: int, seconds: float, options: list[str]) -> 
     }
 
 
-TARGETS: dict[str, Callable[[], AbstractContextManager[Target]]] = {
+TARGETS: dict[str, Callable[[int], AbstractContextManager[Target]]] = {
     "stack": stack,
     "service": partial(stack, behind_gateway=False),
     "threads": threads,
@@ -197,13 +198,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--target", choices=TARGETS, action="append")
+    parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--be-the-threads", action="store_true", help=argparse.SUPPRESS)
     arguments, options = parser.parse_known_args()
     if arguments.be_the_threads:
         be_the_threads()
         return
     for name in arguments.target or TARGETS:
-        with TARGETS[name]() as target:
+        with TARGETS[name](arguments.clients) as target:
             measured = measure(target, arguments.rounds, arguments.seconds, options)
             print(json.dumps({"target": name, **measured}, indent=1), flush=True)
 
