@@ -40,7 +40,7 @@ import perfscope.examples
 from perfscope.examples import load
 
 SETTLE_SECONDS = 3.0
-"""From the recording's start until its window begins: the samplers and JFR attach in it."""
+"""Idle time before each window. Where it is recorded, the samplers and JFR attach in it."""
 WARM_UP_SECONDS = 10.0
 """Until the JVM has compiled the gateway."""
 
@@ -139,7 +139,6 @@ def recording(pids: list[int], options: list[str], reports: list[dict[str, Any]]
             for line in process.stderr:
                 if "recording" in line:
                     break
-            time.sleep(SETTLE_SECONDS)
             yield
             process.send_signal(signal.SIGINT)
             process.stderr.read()
@@ -169,11 +168,16 @@ def measure(target: Target, rounds: int, seconds: float, options: list[str]) -> 
     """Runs the windows. Ratios are throughput recorded / throughput alone; control: alone / alone before."""
     target.rate(WARM_UP_SECONDS, -1)
     reports: list[dict[str, Any]] = []
-    alone, recorded = [target.rate(seconds, 0)], []
+
+    def window(number: int) -> float:
+        time.sleep(SETTLE_SECONDS)
+        return target.rate(seconds, number)
+
+    alone, recorded = [window(0)], []
     for number in range(1, rounds + 1):
         with recording(target.pids, options, reports):
-            recorded.append(target.rate(seconds, 2 * number - 1))
-        alone.append(target.rate(seconds, 2 * number))
+            recorded.append(window(2 * number - 1))
+        alone.append(window(2 * number))
         print(json.dumps({"alone": alone[-2:], "recorded": recorded[-1]}), file=sys.stderr, flush=True)
     return {
         "ratio": interval([2 * on / (alone[n] + alone[n + 1]) for n, on in enumerate(recorded)]),
