@@ -78,6 +78,11 @@ class Collector(ABC):
     def process_ended(self, pid: int) -> None:
         """A process of the target is gone."""
 
+    def followed(self) -> Iterable[int]:
+        """Pids of processes of the target that live and that this collector found by itself. Called by another thread
+        than all else."""
+        return ()
+
     def tick(self) -> None:
         """About every 100 ms: drain buffers, watch the own tool."""
 

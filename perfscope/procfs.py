@@ -29,7 +29,7 @@ class Process:
 
     def lives(self, stat: Stat | None) -> bool:
         """The same, by a reading of its stat."""
-        return stat is not None and stat.start_ticks == self.start_ticks and stat.state not in "ZX"
+        return stat is not None and stat.start_ticks == self.start_ticks and not stat.ended
 
 
 class Stat(NamedTuple):
@@ -43,7 +43,13 @@ class Stat(NamedTuple):
     user_ticks: int
     system_ticks: int
     start_ticks: int
+    threads: int
     image: tuple[bytes, ...] | None
+
+    @property
+    def ended(self) -> bool:
+        """True for a zombie, but not for a process whose first thread has ended before others."""
+        return self.state in "ZX" and self.threads < 2
 
 
 class SchedStat(NamedTuple):
@@ -81,7 +87,8 @@ def read_stat(pid: int, tid: int | None = None) -> Stat | None:
     fields = data[data.rindex(b")") + 2 :].split()  # the name before it may hold spaces and parentheses
     image = (fields[23], fields[25], fields[45])
     known = image if any(address not in (b"0", b"1") for address in image) else None
-    return Stat(fields[0].decode(), int(fields[1]), int(fields[11]), int(fields[12]), int(fields[19]), known)
+    state, ppid, user, system, threads, start = (fields[n] for n in (0, 1, 11, 12, 17, 19))
+    return Stat(state.decode(), int(ppid), int(user), int(system), int(start), int(threads), known)
 
 
 def schedstat(pid: int, tid: int | None = None) -> SchedStat | None:

@@ -142,6 +142,11 @@ class EbpfCollector(Collector):
                 return
             self._follow_trees([process.pid])
 
+    def followed(self) -> set[int]:
+        """What the kernel's fork events led to: also a daemon whose parent was gone before /proc showed it."""
+        backend = self._backend
+        return set() if backend is None or self._stopping.is_set() else backend.living()
+
     def tick(self) -> None:
         """Looks again for the GIL where it wasn't found: its library may be mapped only now.
 

@@ -64,6 +64,10 @@ class Backend(ABC):
     def followed(self) -> list[tuple[int, int]]:
         """(tgid, tid) of the threads followed now, dead ones perhaps among them."""
 
+    def living(self) -> set[int]:
+        """Processes followed that are known to live; none from a backend that learns of deaths only afterwards."""
+        return set()
+
     def finish(self) -> None:
         """After `stop`: what is left to do until events.bin and blocks.bin hold paired records."""
 

@@ -6,6 +6,7 @@ import platform
 import struct
 import time
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,9 @@ def kernel_has(tracepoint: str) -> bool:
         raise CollectorError(
             f"the kernel describes no types ({BTF}: {error.strerror})", hint="a kernel with CONFIG_DEBUG_INFO_BTF=y"
         ) from None
+
+
+_MOST_LIVING = 50_000
 
 
 class LibbpfBackend(Backend):
@@ -115,6 +119,10 @@ class LibbpfBackend(Backend):
 
     def followed(self) -> list[tuple[int, int]]:
         return [(THREAD.unpack(value)[6], int.from_bytes(key, "little")) for key, value in self._threads.items()]
+
+    def living(self) -> set[int]:
+        # Bounded: a walk begins anew where the thread that it has come to ends meanwhile.
+        return {THREAD.unpack(value)[6] for _, value in islice(self._threads.items(), _MOST_LIVING)}
 
     def drain(self) -> None:
         for ring in self._rings:

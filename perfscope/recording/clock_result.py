@@ -26,19 +26,27 @@ class ClockResult:
     resolution_us: float | None
     why: str = ""
 
+    @property
+    def within_bound(self) -> bool | None:
+        """Whether all residuals lie within the stated bound and what the marks add; None where that isn't known."""
+        if self.residual_us is None or self.stated_error_us is None:
+            return None
+        return self.residual_us["max"] <= self.stated_error_us + (self.uncertainty_us or 0.0)
+
     def to_json(self) -> dict[str, Any]:
-        return dict(self.__dict__)
+        return self.__dict__ | {"within_bound": self.within_bound}
 
     def to_text(self) -> str:
         if self.residual_us is None:
             return f"  {self.source:8} not measured: {self.why}"
         figures = "  ".join(f"{name} {value:.1f}" for name, value in self.residual_us.items())
-        stated = "" if self.stated_error_us is None else f", stated bound {self.stated_error_us:.1f}"
         marks = "" if self.uncertainty_us is None else f", marks good to {self.uncertainty_us:.1f}"
-        looks = f", a look every {self.resolution_us:.0f}" if self.resolution_us else ", stamps each event"
-        return (
-            f"  {self.source:8} {figures}  ({self.readings} readings of {self.samples} samples{marks}{stated}{looks})"
-        )
+        looks = f"a look every {self.resolution_us:.0f}" if self.resolution_us else "stamps each event"
+        lines = [f"{figures}", f"{self.readings} readings of {self.samples} samples{marks}; {looks}"]
+        if self.stated_error_us is not None:
+            verdict = "holds" if self.within_bound else "EXCEEDED: a look was interrupted, or the bound is wrong"
+            lines.append(f"stated bound {self.stated_error_us:.1f}: {verdict}")
+        return f"  {self.source:8} " + ("\n" + " " * 11).join(lines)
 
 
 def read_marks(path: Path) -> list[list[int]]:

@@ -103,7 +103,7 @@ def _refuse_unreadable(pids: list[int]) -> None:
                 )
             if pid == os.getpid():
                 raise RecordingError(f"{pid} is this very perfscope", hint="ps -e lists the running processes")
-            if (stat := procfs.read_stat(pid)) and stat.state in "ZX":
+            if (stat := procfs.read_stat(pid)) and stat.ended:
                 raise RecordingError(
                     f"{pid} has ended; only its exit status is left for its parent, process {stat.ppid}",
                     hint="ps -e lists the running processes",
@@ -185,7 +185,7 @@ class Recording:
     def left_running(self) -> list[int]:
         """Pids of what a launched command started and what outlived it: daemons."""
         others = [pid for pid in self.watcher.live if pid not in self.info.pids]
-        return [pid for pid in others if (stat := procfs.read_stat(pid)) and stat.state not in "ZX"]
+        return [pid for pid in others if (stat := procfs.read_stat(pid)) and not stat.ended]
 
     def process_started(self, process: Process) -> None:
         for supervisor in self.supervisors:
@@ -194,6 +194,9 @@ class Recording:
     def process_ended(self, pid: int) -> None:
         for supervisor in self.supervisors:
             supervisor.process_ended(pid)
+
+    def followed(self) -> list[int]:
+        return [pid for supervisor in self.supervisors for pid in supervisor.collector.followed()]
 
     def _supervise(
         self, name: str, kind: type[Collector], writer: SessionWriter, guard: Guard, own: set[int]

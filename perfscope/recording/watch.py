@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from perfscope import procfs
@@ -31,6 +31,9 @@ class Listener(Protocol):
 
     def process_ended(self, pid: int) -> None: ...
 
+    def followed(self) -> Iterable[int]:
+        """Processes known to be the target's by other means than /proc, where a daemon's parent is soon gone."""
+
 
 @dataclass
 class _Thread:
@@ -52,8 +55,10 @@ class _Seen:
     command: str
     start_ns: int
     end_ns: int | None = None
-    threads: int = 0
-    """How many there were at the last look at each."""
+    tids: list[int] = field(default_factory=list)
+    """Its threads at the last look at each."""
+    all_there_ns: int = 0
+    """When all of these were last known to live."""
 
 
 def _born_ns(start_ticks: int, now_ns: int) -> int:
@@ -141,14 +146,14 @@ class Watcher:
     def _walk(self) -> dict[int, Stat]:
         # Known processes stay roots: a daemon's parent is gone.
         found: dict[int, Stat] = {}
-        queue = [*self.roots, *self._live]
+        queue = [*self.roots, *self._live, *self.listener.followed()]
         while queue:
             pid = queue.pop()
             if pid in found or pid in self.own_pids:
                 continue
             if (stat := procfs.read_stat(pid)) is None:
                 continue
-            if stat.state in "ZX" and pid not in self._live:
+            if stat.ended and pid not in self._live:
                 continue
             found[pid] = stat
             queue += procfs.children(pid)
@@ -167,7 +172,7 @@ class Watcher:
         for pid in fresh:
             if pid in found or pid in self.own_pids or (stat := procfs.read_stat(pid)) is None:
                 continue
-            if stat.ppid in found and stat.state not in "ZX" and procfs.is_leader(pid):
+            if stat.ppid in found and not stat.ended and procfs.is_leader(pid):
                 found[pid] = stat
         return found
 
@@ -179,7 +184,7 @@ class Watcher:
             seen = None
         if seen is None:
             process = procfs.process(pid)
-            if process is None or stat.state in "ZX":
+            if process is None or stat.ended:
                 return
             start = now if self._scans == 0 else max(_born_ns(stat.start_ticks, now), self._last_scan_ns)
             seen = self._live[pid] = _Seen(
@@ -191,11 +196,13 @@ class Watcher:
                 start,
             )
             self.listener.process_started(process)
-        elif stat.state not in "ZX":
+        elif not stat.ended:
             self._refresh(seen, thorough, now)
-        ended = stat.state in "ZX"  # it has exited, whether or not its parent cares; a zombie still had its CPU time
-        if not quiet or ended or procfs.thread_count(pid) != seen.threads:
+        ended = stat.ended  # it has exited, whether or not its parent cares; a zombie still had its CPU time
+        if not quiet or ended or procfs.thread_count(pid) != len(seen.tids):
             self._look_at_threads(seen, thorough, last or ended)
+        else:
+            seen.all_there_ns = now
         if ended and (leader := self._threads.get((pid, seen.process.start_ticks, pid))):
             leader.last_word = True
         if ended:
@@ -222,7 +229,8 @@ class Watcher:
         """CPU times are read where they may count: at a thread's first look and at a last one."""
         pid = seen.process.pid
         tids = procfs.threads(pid)
-        seen.threads = len(tids)
+        self._were_there(seen)
+        seen.tids, seen.all_there_ns = tids, time.monotonic_ns()
         for tid in tids:
             key = (pid, seen.process.start_ticks, tid)
             thread = self._threads.get(key)
@@ -242,8 +250,15 @@ class Watcher:
             if thorough:
                 thread.name = procfs.comm(pid, tid) or thread.name
 
+    def _were_there(self, seen: _Seen) -> None:
+        """Its threads of the last look lived on as long as none was born and as many were there."""
+        for tid in seen.tids:
+            if thread := self._threads.get((seen.process.pid, seen.process.start_ticks, tid)):
+                thread.end_ns = max(thread.end_ns, seen.all_there_ns)
+
     def _end(self, pid: int, now: int) -> None:
         seen = self._live.pop(pid)
+        self._were_there(seen)
         self.roots.discard(pid)  # a later process with its pid is a stranger
         seen.end_ns = now
         self._gone.append(seen)

@@ -365,3 +365,68 @@ def test_children_and_threads_are_seen_with_their_cpu_time(tmp_path: Path) -> No
     notes = (tmp_path / "s" / "raw" / "notes" / "notes").read_text().splitlines()
     assert f"ended {sleeper['pid']}" in notes
     assert notes.index(f"started {main} python") >= 0
+
+
+def test_a_thread_is_there_until_it_ends_where_only_proc_tells(tmp_path: Path) -> None:
+    program = (
+        "import threading, time\n"
+        "def burn(log):\n"
+        "    begin, end = time.monotonic_ns(), time.thread_time() + 0.8\n"
+        "    while time.thread_time() < end: pass\n"
+        "    print(threading.get_native_id(), begin, time.monotonic_ns(), flush=True)\n"
+        "for _ in range(3):\n"
+        "    thread = threading.Thread(target=burn, args=(0,))\n"
+        "    thread.start(); thread.join()\n"
+    )
+    done = subprocess.run(
+        [*RECORD, "-o", tmp_path / "s", "--", sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    seen = {row["tid"]: row for row in Session.open(tmp_path / "s").table("threads").to_pylist()}
+    for tid, begin, end in (map(int, line.split()) for line in done.stdout.splitlines()):
+        # A look a tenth of a second, and as long again for a machine that is busy.
+        assert seen[tid]["end_ns"] - seen[tid]["start_ns"] > 0.6 * (end - begin)
+        assert seen[tid]["end_ns"] < end + 0.5e9
+
+
+def test_a_process_whose_first_thread_has_ended_lives_on(tmp_path: Path) -> None:
+    program = (
+        "import ctypes, os, threading, time\n"
+        "def work():\n"
+        "    end = time.thread_time() + 1.2\n"
+        "    while time.thread_time() < end: pass\n"
+        "    print(threading.get_native_id(), time.monotonic_ns(), flush=True)\n"
+        "    os._exit(0)\n"
+        "threading.Thread(target=work).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    done = subprocess.run(
+        [*RECORD, "-o", tmp_path / "s", "--", sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    tid, end = map(int, done.stdout.split())
+    (process,) = Session.open(tmp_path / "s").table("processes").to_pylist()
+    (worker,) = [row for row in Session.open(tmp_path / "s").table("threads").to_pylist() if row["tid"] == tid]
+    assert worker["end_ns"] - worker["start_ns"] > 0.8e9
+    assert process["end_ns"] > end - 0.5e9
+
+
+def test_a_daemon_whose_parent_is_gone_at_once_is_followed(tmp_path: Path) -> None:
+    program = (
+        "import os, time\n"
+        "def serve():\n"
+        "    end = time.monotonic() + 4\n"
+        "    while time.monotonic() < end: sum(range(1000))\n"
+        "if os.fork() == 0:\n"
+        "    if os.fork() == 0:\n"
+        "        print(os.getpid(), flush=True)\n"
+        "        serve()\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+        "time.sleep(3)\n"
+    )
+    argv = [*MADE, "record", "--collect", "ebpf,pyspy", "-o", str(tmp_path / "s"), "--", sys.executable, "-c", program]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    daemon = int(done.stdout)
+    session = Session.open(tmp_path / "s")
+    assert {row["pid"]: row["runtime"] for row in session.table("processes").to_pylist()}[daemon] == "python"
+    served = [row for row in session.table("samples").to_pylist() if row["pid"] == daemon and row["source"] == "pyspy"]
+    assert any(frame.function == "serve" for row in served for frame in session.stacks.path(row["stack_id"]))
