@@ -23,7 +23,7 @@ from perfscope.collectors.jfr.compiler import compile_reader
 from perfscope.collectors.jfr.integers import PIECE, Bytes
 from perfscope.collectors.jfr.metadata import Metadata, Reader
 from perfscope.collectors.jfr.varint import Buffer, MalformedError, unsigned
-from perfscope.collectors.jfr.walk import MAGIC, Events, walk
+from perfscope.collectors.jfr.walk import MAGIC, Events, extent, walk
 from perfscope.errors import InputError
 
 _HEADER = struct.Struct(">4sHHqqqqqqqI")
@@ -34,6 +34,8 @@ LATEST_NS = 1 << 62
 """Times beyond, in the year 2116, are damage: sums of them would not fit into 64 bits."""
 POOL_LIMIT = 4_000_000
 """Constants kept a chunk; what goes beyond is lost and said so."""
+LOSSES_LIMIT = 1000
+"""Damage of a chunk, and of a file, after which the rest of it is left out. A JVM that is killed leaves one or two."""
 
 
 @dataclass(frozen=True)
@@ -169,23 +171,20 @@ class JfrFile:
                     raise InputError(f"{self.path}: not a JFR file: {error} at offset {error.offset}") from None
                 self.losses.append(f"{error} at offset {offset}; {size - offset} bytes left out")
                 return
+            if len(self.losses) >= LOSSES_LIMIT:
+                # First, as reports name the first few.
+                self.losses.insert(0, f"too much is damaged before offset {offset}; {size - offset} bytes left out")
+                return
             end = offset + header.size_bytes
-            sound = header.size_bytes > _HEADER.size and (end == size or data[end : end + len(MAGIC)] == MAGIC)
-            # A chunk that was being written has 0 there, or its size at the last flush (one a second): its events
-            # then tell how far it goes.
-            length = header.size_bytes if sound else size - offset
+            sound = header.size_bytes >= _HEADER.size and (end == size or data[end : end + len(MAGIC)] == MAGIC)
+            length = header.size_bytes if sound else _length(data, offset, size)
             buffer: Buffer = data
             base = offset
             if length <= COPY_LIMIT:
                 buffer, base = data[offset : offset + length], 0
             chunk = Chunk(header, Bytes(buffer))
-            walked = self._read(chunk, base, base + length) - base
+            self._read(chunk, base, base + length)
             if not sound:
-                if offset + walked < size and data[offset + walked : offset + walked + len(MAGIC)] != MAGIC:
-                    following = data.find(MAGIC + b"\0\2", offset + walked)
-                    length = (following if following > 0 else size) - offset
-                else:
-                    length = walked
                 what = "is cut off" if header.size_bytes > length else "was never finished"
                 chunk.losses.append(f"chunk at offset {offset} {what}: read as far as its events go")
             yield chunk
@@ -195,8 +194,8 @@ class JfrFile:
             self.losses += chunk.losses
             offset += length
 
-    def _read(self, chunk: Chunk, start: int, end: int) -> int:
-        """Fills a chunk; the position at which its sound events end."""
+    def _read(self, chunk: Chunk, start: int, end: int) -> None:
+        """Fills a chunk as far as its events are sound."""
         b = chunk.bytes
         chunk._events, stop = walk(b, start + _HEADER.size, end)
         if stop < end and b.raw[stop : stop + len(MAGIC)] != MAGIC:
@@ -204,7 +203,7 @@ class JfrFile:
                 f"no sound event at offset {chunk.header.offset + stop - start}: {end - stop} bytes left out"
             )
         metadata, checkpoints = (chunk._events.pop(kind, None) for kind in (_METADATA, _CHECKPOINT))
-        for first, last in reversed(list(metadata.spans()) if metadata else []):
+        for first, last in reversed(list(metadata[-LOSSES_LIMIT:].spans()) if metadata else []):
             try:
                 chunk.metadata = types.parse(b.raw[first:last], self.events)
                 break
@@ -216,7 +215,7 @@ class JfrFile:
                 f"its {sum(map(len, chunk._events.values()))} events are left out"
             )
             chunk._events.clear()
-            return stop
+            return
         if self.events is not None:
             keep = {t.id for n in self.events if (t := chunk.metadata.by_name.get(n))}
             chunk._events = {i: p for i, p in chunk._events.items() if i in keep}
@@ -224,11 +223,13 @@ class JfrFile:
         if unknown:
             chunk.damaged_events += sum(len(chunk._events.pop(i)) for i in unknown)
         for first, last in checkpoints.spans() if checkpoints else ():
+            if len(chunk.losses) >= LOSSES_LIMIT:
+                chunk.losses.insert(0, f"constants from offset {chunk.header.offset + first - start} on are left out")
+                break
             try:
                 self._checkpoint(chunk, first, last)
             except (MalformedError, IndexError, struct.error) as error:
                 chunk.losses.append(f"constants at offset {chunk.header.offset + first - start}: {_say(error)}")
-        return stop
 
     def _checkpoint(self, chunk: Chunk, p: int, end: int) -> None:
         """Adds the constants of one checkpoint: newer ones of a key replace older ones."""
@@ -263,6 +264,19 @@ class JfrFile:
         if self.constants is None:
             return compile_reader(chunk.metadata, type_, None), True
         return compile_reader(chunk.metadata, type_, self.constants.get(type_.name, ())), type_.name in self.constants
+
+
+def _length(data: mmap.mmap, offset: int, size: int) -> int:
+    """Bytes of a chunk whose header doesn't tell: up to where its events end, and on to the next chunk.
+
+    A chunk that was being written has 0 there, or its size at the last flush (one a second). Looks no farther than
+    the chunk goes, so that a file of many of them is gone through once.
+    """
+    stop = extent(data, offset + _HEADER.size, size)
+    if stop < size and data[stop : stop + len(MAGIC)] != MAGIC:
+        following = data.find(MAGIC + b"\0\2", stop)
+        stop = following if following > 0 else size
+    return stop - offset
 
 
 def parse_header(data: mmap.mmap | bytes, offset: int, size: int) -> Header:

@@ -54,6 +54,15 @@ def walk(b: Bytes, start: int, end: int) -> tuple[dict[int, Events], int]:
     return {int(types[g[0]]): Events(starts[g], positions[g + 1]) for g in groups}, int(positions[-1])
 
 
+def extent(b: Buffer, start: int, end: int) -> int:
+    """Where the sound events in [start, end) stop, as `walk` finds it, without what they are."""
+    stop = start
+    for position in _positions(b, start, end):
+        if position <= end:  # the last event may run past it
+            stop = position
+    return stop
+
+
 def _positions(b: Buffer, p: int, end: int) -> Iterator[int]:
     """Where each event begins, and where the last one ends, which may be past the end."""
     view = memoryview(b)[:end]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import resource
 import struct
 import subprocess
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from perfscope.collectors.jfr import chunk as chunk_module
 from perfscope.collectors.jfr import import_file, sniff
-from perfscope.collectors.jfr.chunk import JfrFile
+from perfscope.collectors.jfr.chunk import LOSSES_LIMIT, JfrFile
 from perfscope.collectors.jfr.columns import Layout
 from perfscope.collectors.jfr.compiler import compile_reader
 from perfscope.collectors.jfr.frames import class_name
@@ -29,7 +30,7 @@ from perfscope.collectors.jfr.kinds import CONSTANTS, WANTED
 from perfscope.collectors.jfr.metadata import Field, Metadata, Type
 from perfscope.collectors.jfr.recording import Anchor
 from perfscope.collectors.jfr.recording import settings as jfc
-from perfscope.collectors.jfr.varint import MalformedError, signed32, signed64, string, unsigned
+from perfscope.collectors.jfr.varint import Buffer, MalformedError, signed32, signed64, string, unsigned
 from perfscope.collectors.jfr.walk import walk
 from perfscope.errors import InputError
 from perfscope.model.session_writer import SessionWriter
@@ -172,6 +173,88 @@ def test_any_changed_bytes_give_an_error_or_a_read(data: bytes, changes: list[tu
     for at, value in changes:
         changed[at % len(data)] = value
     load(bytes(changed))
+
+
+class CountedMap(mmap.mmap):
+    """A mapped file that counts how many of its bytes are copied or searched."""
+
+    touched = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        CountedMap.touched += len(found) if isinstance(at, slice) else 1
+        return found
+
+    def find(self, sub: Any, start: int | None = 0, stop: int | None = None) -> int:
+        found = super().find(sub, start)
+        CountedMap.touched += (found if found >= 0 else len(self)) - (start or 0)
+        return found
+
+
+SMALL = {
+    "header says 68": (HEADER.size, b""),
+    "header says 0": (0, b""),
+    "header says too much": (1 << 40, b""),
+    "with an event": (0, b"\x05\x63abc"),
+    "with an event and noise": (0, b"\x05\x63abc\0noise"),
+    "with a size past the end": (0, b"\xff\xff\xff\xff\x7f"),
+}
+
+
+def small_chunks(path: Path, name: str, number: int) -> Path:
+    """A file of many chunks with a header of a real one, and hardly anything else."""
+    fields = list(HEADER.unpack_from(PHASES))
+    fields[3:6] = SMALL[name][0], 0, 0
+    path.write_bytes((HEADER.pack(*fields) + SMALL[name][1]) * number)
+    return path
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_file_of_many_small_chunks_is_gone_through_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    path = small_chunks(tmp_path / "small.jfr", name, 2000)
+    walked: list[int] = []
+
+    def extent(b: Buffer, start: int, end: int) -> int:
+        stop = real_extent(b, start, end)
+        walked.append(stop - start)
+        return stop
+
+    real_extent = chunk_module.extent
+    monkeypatch.setattr(chunk_module, "extent", extent)
+    monkeypatch.setattr(chunk_module.mmap, "mmap", CountedMap)
+    monkeypatch.setattr(CountedMap, "touched", 0)
+    monkeypatch.setattr(chunk_module, "LOSSES_LIMIT", 1 << 30)
+    assert sum(1 for _ in JfrFile(path)) == 2000
+    assert CountedMap.touched + sum(walked) <= 3 * path.stat().st_size
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_rest_of_a_file_that_is_damaged_throughout_is_left_out(tmp_path: Path, name: str) -> None:
+    path = small_chunks(tmp_path / "small.jfr", name, 5000)
+    file = JfrFile(path)
+    chunks = sum(1 for _ in file)
+    left = path.stat().st_size // 5000 * (5000 - chunks)
+    assert chunks <= LOSSES_LIMIT and len(file.losses) <= LOSSES_LIMIT + 10
+    assert file.losses[0].endswith(f"; {left} bytes left out")
+    assert load(path.read_bytes()) == "failed"
+
+
+@pytest.mark.parametrize(("type_", "payload"), [(0, b"\0\0\0\5"), (1, b"\0\0\0\0\1\x80\x80\x40\0")])
+def test_a_chunk_full_of_damaged_types_or_constants_keeps_a_bounded_number_of_losses(
+    tmp_path: Path, type_: int, payload: bytes
+) -> None:
+    """Metadata that names more strings than it holds; constants of type 2^20, which no JVM has."""
+    second = chunk_starts(PHASES)[1]
+    fields = list(HEADER.unpack_from(PHASES))
+    added = event(type_, payload) * 5000
+    fields[3] = second + len(added)
+    path = tmp_path / "full.jfr"
+    path.write_bytes(HEADER.pack(*fields) + PHASES[HEADER.size : second] + added + PHASES[second:])
+    chunks = list(file := JfrFile(path, WANTED, CONSTANTS))
+    assert LOSSES_LIMIT <= len(file.losses) <= LOSSES_LIMIT + 10
+    assert len(chunks) == 1 and "left out" in file.losses[0]
 
 
 def all_rows(path: Path, few: int) -> list[object]:
