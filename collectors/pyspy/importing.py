@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import zlib
 from pathlib import Path
 
@@ -27,11 +28,16 @@ TAIL_US = 1_000_000
 _WAITING = re.compile(
     r"(_?wait\w*|acquire\w*|join|get|put|sleep|select|e?poll|kqueue|accept|recv\w*|read\w*|flush|communicate|pause|_worker)$"
 )
+_MOJO = b"MOJ"
+"""What austin's binary format begins with (https://github.com/P403n1x87/austin/wiki/The-MOJO-file-format)."""
 _UNJUDGED = "torn stacks were not looked for: that needs the sources as they were loaded"
 
 
 def sniff(head: bytes, path: Path) -> bool:
-    """Whether these first bytes are those of a chrometrace, raw, speedscope or austin file, plain or gzipped."""
+    """Whether these first bytes are those of a chrometrace, raw, speedscope or austin file, plain or gzipped.
+
+    austin's binary format too: `import_file` says how to get text instead.
+    """
     return _kind(head) is not None
 
 
@@ -41,6 +47,8 @@ def _kind(head: bytes) -> str | None:
             head = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head, 1 << 16)
         except zlib.error:
             return None
+    if head.startswith(_MOJO):
+        return "mojo"
     text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
     if text.startswith("["):
         return "chrometrace" if '"ph"' in text or text.strip() == "[]" else None
@@ -70,7 +78,15 @@ def import_file(path: Path, writer: SessionWriter) -> ImportResult:
         return _raw(path, writer)
     if kind == "austin":
         return import_austin(path, writer, _UNJUDGED)
+    if kind == "mojo":
+        raise InputError(f"{path}: austin's binary format (MOJO), but only its text is read", hint=_as_text(path))
     raise InputError(f"{path}: no chrometrace, raw, speedscope or austin file")
+
+
+def _as_text(path: Path) -> str:
+    text = path.with_name(f"{path.name.removesuffix('.mojo')}.austin")
+    convert = f"mojo2austin {shlex.quote(str(path))} {shlex.quote(str(text))}"
+    return f"run austin without -b, or convert the file: pip install austin-python && {convert}"
 
 
 def _head(path: Path) -> bytes:

@@ -23,8 +23,8 @@ from perfscope.cli._streams import say
 def command(files: tuple[Path, ...], output: Path | None, force: bool) -> int:
     """Turn files of other profilers into one session.
 
-    Reads py-spy's chrometrace, raw and speedscope files, JFR recordings, and Nsight Compute's .ncu-rep and CSV; what a
-    file is, is told from its content.
+    Reads py-spy's chrometrace, raw and speedscope files, austin's text, JFR recordings, and Nsight Compute's .ncu-rep
+    and CSV; what a file is, is told from its content.
     """
     from perfscope.recording.import_files import import_files
     from perfscope.recording.names import free_path

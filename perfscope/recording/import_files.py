@@ -93,7 +93,8 @@ def _import(file: Path, writer: SessionWriter) -> ImportResult:
             return result
     raise InputError(
         f"{file}: not a format that perfscope reads",
-        hint="it reads py-spy's chrometrace, raw and speedscope files, JFR recordings, and Nsight Compute's reports",
+        hint="it reads py-spy's chrometrace, raw and speedscope files, austin's text, JFR recordings, and Nsight "
+        "Compute's reports",
     )
 
 

@@ -64,6 +64,29 @@ def test_nothing_readable_is_an_error_and_no_session(content: bytes | None, tmp_
     assert not list(tmp_path.glob("s*"))
 
 
+def test_an_unknown_file_is_told_what_is_read(tmp_path: Path) -> None:
+    """The same formats as the command's help names."""
+    (tmp_path / "file").write_bytes(b"PK\x03\x04 something else")
+    hint = " ".join(_import(tmp_path / "file", "-o", tmp_path / "s").stderr.split())
+    help_text = " ".join(_import("--help").stdout.split())
+    for text in (hint, help_text):
+        assert "py-spy's chrometrace, raw and speedscope files, austin's text, JFR recordings, and Nsight" in text
+
+
+def test_austins_binary_output_is_named_with_what_to_do(tmp_path: Path) -> None:
+    file = tmp_path / "a b.mojo"
+    austin = str(Path(sys.executable).parent / "austin")
+    subprocess.run(
+        [austin, "-b", "-o", file, sys.executable, "-c", "sum(range(10**7))"], check=True, capture_output=True
+    )
+    assert file.read_bytes().startswith(b"MOJ")
+    done = _import(file, "-o", tmp_path / "s")
+    assert done.returncode == 2 and f"{file}: austin's binary format" in done.stderr
+    assert "run austin without -b" in done.stderr
+    assert f"mojo2austin '{file}' '{tmp_path / 'a b.austin'}'" in done.stderr
+    assert not list(tmp_path.glob("s*"))
+
+
 def test_a_file_that_fails_first_hides_no_report_of_one_that_is_read(files: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "import").touch()
     assert _import(tmp_path / "import", files["raw"], "-o", tmp_path / "s").returncode == 0
