@@ -5,6 +5,7 @@ Every name from outside goes through `printable` and into rich as Text, never as
 
 from __future__ import annotations
 
+import pyarrow.compute as pc
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.segment import Segment, Segments
@@ -271,8 +272,12 @@ def _processes(session: Session) -> Table:
     for name, right in (("pid", True), ("runtime", False), ("threads", True), ("CPU time", True), ("command", False)):
         table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=name != "command")
     cpu: dict[int, list[int | None]] = {}
-    for thread in session.table("threads").select(["pid", "cpu_ns"]).to_pylist():
-        cpu.setdefault(thread["pid"], []).append(thread["cpu_ns"])
+    off = _off_cpu_ns(session)
+    for thread in session.table("threads").to_pylist():
+        spent = thread["cpu_ns"]
+        if spent is None and thread["sched_complete"]:  # it ended before /proc could be asked
+            spent = thread["end_ns"] - thread["start_ns"] - off.get((thread["pid"], thread["tid"]), 0)
+        cpu.setdefault(thread["pid"], []).append(spent)
     known = {pid: [ns for ns in own if ns is not None] for pid, own in cpu.items()}
     processes = session.table("processes").to_pylist()
     processes.sort(key=lambda p: (p["runtime"] == "native", -sum(known.get(p["pid"], []))))
@@ -286,6 +291,17 @@ def _processes(session: Session) -> Table:
     if len(processes) > _PROCESSES:
         table.add_row("", "", "", "", _dim(f"and {len(processes) - _PROCESSES} more"))
     return table
+
+
+def _off_cpu_ns(session: Session) -> dict[tuple[int, int], int]:
+    """Time off the CPU of each thread, by sched events."""
+    sched = session.table("sched").select(["pid", "tid", "off_ns", "on_ns"])
+    away = pc.subtract(pc.fill_null(sched["on_ns"], session.info.stop_ns), sched["off_ns"])
+    sums = (
+        sched.select(["pid", "tid"]).append_column("away", away).group_by(["pid", "tid"]).aggregate([("away", "sum")])
+    )
+    pids, tids, spent = (sums[name].to_pylist() for name in ("pid", "tid", "away_sum"))
+    return {(pid, tid): ns for pid, tid, ns in zip(pids, tids, spent, strict=True)}
 
 
 def _collectors(info: SessionInfo) -> Table:

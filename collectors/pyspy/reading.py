@@ -264,13 +264,15 @@ def _too_brief(lane: Lane) -> bool:
 
 
 def _with_looks(clock: ClockMap, share: float | None) -> ClockMap:
-    """py-spy stamps a look when it is over, austin when it begins: what it saw lies up to its duration, measured by the
-    sampler's CPU time, earlier or later."""
+    """py-spy stamps a look when it is over, austin when it begins: what it saw lies up to its duration off that.
+
+    Looks differ; twice their mean, by the sampler's CPU time, bounds those that aren't interrupted.
+    """
     if share is None:
         return clock
-    look_ns = round(share * clock.resolution_ns)
+    look_ns = round(2 * share * clock.resolution_ns)
     return dataclasses.replace(
         clock,
         error_ns=clock.error_ns + look_ns,
-        method=f"{clock.method}; bound: that, and the {look_ns / 1e3:.0f} us that a look takes",
+        method=f"{clock.method}; bound: that, and the {look_ns / 1e3:.0f} us of a look that nothing interrupts",
     )

@@ -97,8 +97,14 @@ def threads_text(facts: Facts, intervals: Intervals) -> str:
     return f"{len(threads)} threads" if pattern == "*" else f"{len(threads)} threads {pattern}"
 
 
+_NEED_SCHED = {"cpu": "samples", "off-cpu": "wall"}
+"""Weights that need sched events, and what stands in for each."""
+
+
 def flame(facts: Facts, weight: str, names: Iterable[str] = ()) -> str:
-    """The command that shows it."""
+    """The command that shows it, by a weight that this session has: both of these need sched events."""
+    if weight in _NEED_SCHED and facts.collector_gap("ebpf"):
+        weight = _NEED_SCHED[weight]
     parts = ["perfscope", "flame", str(facts.session.path), "--weight", weight]
     pattern = thread_pattern(names) if (names := list(names)) else "*"
     if pattern != "*":

@@ -44,7 +44,7 @@ class ClockResult:
         looks = f"a look every {self.resolution_us:.0f}" if self.resolution_us else "stamps each event"
         lines = [f"{figures}", f"{self.readings} readings of {self.samples} samples{marks}; {looks}"]
         if self.stated_error_us is not None:
-            verdict = "holds" if self.within_bound else "EXCEEDED: a look was interrupted, or the bound is wrong"
+            verdict = "holds" if self.within_bound else "EXCEEDED (a look interrupted, or a wrong bound)"
             lines.append(f"stated bound {self.stated_error_us:.1f}: {verdict}")
         return f"  {self.source:8} " + ("\n" + " " * 11).join(lines)
 

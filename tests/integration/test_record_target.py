@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import pwd
+import re
 import select
 import signal
 import subprocess
@@ -430,3 +431,21 @@ def test_a_daemon_whose_parent_is_gone_at_once_is_followed(tmp_path: Path) -> No
     assert {row["pid"]: row["runtime"] for row in session.table("processes").to_pylist()}[daemon] == "python"
     served = [row for row in session.table("samples").to_pylist() if row["pid"] == daemon and row["source"] == "pyspy"]
     assert any(frame.function == "serve" for row in served for frame in session.stacks.path(row["stack_id"]))
+
+
+def test_show_knows_the_cpu_time_of_threads_that_have_ended(tmp_path: Path) -> None:
+    program = (
+        "import threading, time\n"
+        "def burn():\n"
+        "    end = time.thread_time() + 0.4\n"
+        "    while time.thread_time() < end: pass\n"
+        "for _ in range(3):\n"
+        "    thread = threading.Thread(target=burn)\n"
+        "    thread.start(); thread.join()\n"
+        "print(time.process_time())\n"
+    )
+    argv = [*MADE, "record", "--collect", "ebpf", "-o", str(tmp_path / "s"), "--", sys.executable, "-c", program]
+    spent = float(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
+    shown = subprocess.run([*MADE, "show", str(tmp_path / "s")], capture_output=True, text=True, check=True).stdout
+    (figure,) = re.findall(r"python +4 +([\d.]+) s ", shown)  # without "at least"
+    assert float(figure) == pytest.approx(spent, rel=0.1)

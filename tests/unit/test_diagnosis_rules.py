@@ -472,6 +472,28 @@ def contended(made, waiting_file="serve.py", wakers=(1, 2)):
         ])  # fmt: skip
 
 
+def test_what_the_holder_ran_before_it_had_the_lock_is_not_held_against_it(made):
+    """In each 30 ms: flush holds for 12, then hold takes the lock without waiting for 6, then evict has it for 6."""
+    made.cpus = 8
+    wait, parse = made.stack("wait"), made.stack("parse")
+    flush, hold, evict = (made.stack("wait", name) for name in ("flush", "hold", "evict"))
+    turns = 40
+    made.thread(1, "first", [("running", 2, ROOT), ("lock", 12, wait), ("running", 16, ROOT)] * turns)
+    made.thread(2, "second", [("lock", 20, wait), ("running", 8, evict), ("running", 2, ROOT)] * turns)
+    made.thread(3, "third", [("running", 14, parse), ("running", 6, hold), ("running", 10, parse)] * turns)
+    made.thread(
+        4, "fourth", [("running", 14, flush), ("sleep", 8, ROOT), ("lock", 6, wait), ("sleep", 2, ROOT)] * turns
+    )
+    made.writer.append("waits", [
+        {"pid": PID, "tid": tid, "start_ns": START + (30 * turn + begin) * MS, "end_ns": START + (30 * turn + end) * MS,
+         "kind": "futex", "address": 0xABC, "waker_tid": waker, "result": 0}
+        for turn in range(turns) for tid, begin, end, waker in ((1, 2, 14, 4), (2, 0, 20, 3), (4, 22, 28, 2))
+    ])  # fmt: skip
+    (finding,) = made.verdict("lock-contention").findings
+    assert "held by 3 threads in turn at flush" in finding.title
+    assert value(finding, "held by fourth at flush") == pytest.approx(100 * 12 / (12 + 6 + 6))
+
+
 def test_python_lock_names_waiter_holder_and_address(made):
     contended(made)
     (finding,) = made.verdict("lock-contention").findings
@@ -608,6 +630,7 @@ def test_jvm_allocation_names_the_place(tmp_path, collectors, gain):
     assert value(finding, "allocated") == 1000
     assert finding.gives_back_pct == gain
     assert value(finding, "of class byte[]") == 100
+    assert f"--weight {'cpu' if 'ebpf' in collectors else 'samples'}" in finding.see  # what the session has
 
 
 def test_a_jvm_without_allocation_samples_is_not_evaluable(tmp_path):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from perfscope.recording.clock_marks import FUNCTIONS, QUANTUM_NS
 from perfscope.recording.clock_residuals import bracket_errors, lateness
+from perfscope.recording.clock_result import ClockResult
 
 MS = 1_000_000
 
@@ -39,3 +40,13 @@ def test_lateness_is_told_from_the_functions_number(time_ns: int, late_ns: int) 
     began = time_ns // QUANTUM_NS * QUANTUM_NS
     number = time_ns // QUANTUM_NS % FUNCTIONS
     assert lateness(np.array([began + late_ns]), np.array([number])).tolist() == [late_ns]
+
+
+def test_a_bound_that_did_not_hold_is_called_so() -> None:
+    residuals = {"median": 10.0, "p95": 60.0, "max": 73.4}
+    held = ClockResult("austin", 3, 4, residuals, 3.5, 70.0, 10_000.0)
+    exceeded = ClockResult("austin", 3, 4, residuals, 3.5, 54.5, 10_000.0)
+    assert held.within_bound and "stated bound 70.0: holds" in held.to_text()
+    assert exceeded.to_json()["within_bound"] is False and "stated bound 54.5: EXCEEDED" in exceeded.to_text()
+    assert all(len(line) <= 80 for line in exceeded.to_text().splitlines())
+    assert ClockResult("jfr", 0, 0, None, None, None, None, "no JVM").to_json()["within_bound"] is None

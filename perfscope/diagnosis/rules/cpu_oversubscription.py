@@ -55,6 +55,9 @@ def evaluate(facts: Facts, limits: Limits) -> Verdict:
         taker, advice = "", _OWN + "; if other programs hold the CPUs, move them away or use a larger host"
     elif _own_fault(own, None if facts.cores_allowed is None else used / facts.cores_allowed):
         taker, advice = "; its own threads had them", _OWN
+    elif facts.cores_allowed:
+        share = 100 * min(1.0, used / facts.cores_allowed)
+        taker, advice = f"; its own threads had {share:.0f} % of them then, other processes the rest", _OTHERS
     else:
         taker, advice = "; other processes had them", _OTHERS
     if own is not None:

@@ -156,12 +156,10 @@ def _held(facts: Facts, lock: _Lock) -> tuple[str, Evidence] | None:
     known = lock.contended.where(np.flatnonzero(lock.contended.holders >= 0))
     if not len(known.holders):
         return None
-    holders, since, until = known.holders, known.waits.start_ns.copy(), known.waits.end_ns
-    own = lock.waits.split()
-    for holder, rows in groups(holders):
-        if holder in own:  # who waited there itself has held it since its own last wait ended
-            ends = np.concatenate(([-FAR], np.sort(own[holder].end_ns)))
-            since[rows] = np.maximum(since[rows], ends[np.searchsorted(ends, until[rows]) - 1])
+    holders, until = known.holders, known.waits.end_ns
+    # Who let it go at the end of a wait has had it since it was let go before: another one's wait ended then.
+    releases = np.concatenate(([-FAR], np.unique(until)))
+    since = np.maximum(known.waits.start_ns, releases[np.searchsorted(releases, until) - 1])
     held = np.bincount(holders, until - since)
     thread = int(np.argmax(held))
     threads = np.count_nonzero(np.bincount(holders))
@@ -172,8 +170,9 @@ def _held(facts: Facts, lock: _Lock) -> tuple[str, Evidence] | None:
         stacks, weights = _in_force(facts, holders, since, until)
     code = by_function(facts, stacks, weights, lock.layer)
     at = f" at {label(code[0][0])}" if code else ""
-    share = 100 * float(held[thread]) / lock.waits.total_ns
-    proof = observed(f"held by {thread_name(facts, thread)}{at}", share, "% of the waiting", lock.measured_by)
+    share = 100 * float(held[thread]) / float(held.sum())
+    by = f"who let it go: {lock.measured_by}; where: samples"
+    proof = observed(f"held by {thread_name(facts, thread)}{at}", share, "% of the holding that is known", by)
     return text + at, proof
 
 
