@@ -165,9 +165,10 @@ def _print_finding(number: int, finding: Finding, console: Console, show_all: bo
     if shown := list(finding.evidence) if show_all or not judged else judged:
         body.add_row(_dim("why"), _evidence(shown, show_all))
     body.add_row(Text("try", style="green"), _text(finding.advice))
-    if finding.see:
-        body.add_row(Text("see", style="green"), _text(finding.see))
     _show(console, Padding(body, (0, 0, 0, 5)))
+    if finding.see:  # unwrapped: it is there to be copied
+        label = "see".ljust(5 if show_all and finding.where.stack else 3)
+        console.print(Text.assemble("     ", (label, "green"), "  ", printable(finding.see)), soft_wrap=True)
     console.print()
 
 
