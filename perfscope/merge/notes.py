@@ -36,7 +36,8 @@ def notes_on(session: Session, facts: Facts, threads: Sequence[ThreadInfo], rows
     total = int(facts.ns[rows].sum())
     unsampled = int(facts.ns[rows][facts.stack[rows] == ROOT].sum())
     if unsampled:
-        notes.append(f"unsampled: {_share(unsampled, total)} of thread time, shown as [unsampled]")
+        share = _share(unsampled, total)
+        notes.append(f"unsampled: {share} of thread time has no stack, whatever the thread did then, asleep or running")
     if facts.torn_looks:
         notes.append(f"torn: {_share(facts.torn_looks, facts.all_looks)} of samples, kept out of stacks")
     untimed = int(facts.sample_count[facts.sample_window < 0].sum())
