@@ -353,6 +353,8 @@ class Facts:
     def collector_gap(self, name: str) -> tuple[str, str] | None:
         """Why a collector has no (or not all) data here, and what mends it; None if it worked."""
         report = self.info.collectors.get(name)
+        if report is None and any(other.startswith("import") for other in self.info.collectors):
+            return f"imported files lack what perfscope's own {name} records", "perfscope record"
         if report is None:
             return (
                 f"{name} was not recorded",
