@@ -89,7 +89,9 @@ def test_the_same_objects_record_on_an_older_kernel(recorded: tuple[Truth, Sessi
     off = [r for r in off if napper["from"] <= r["off_ns"] < napper["until"]]
     assert napper["voluntary"] > 0
     assert sum(r["state"] != "R" for r in off) <= napper["voluntary"] <= sum(r["state"] != "R" for r in outer)
-    assert sum(r["state"] == "R" for r in off) <= napper["involuntary"] <= sum(r["state"] == "R" for r in outer)
+    # One that a timer or signal overtakes counts as voluntary, although the thread stays runnable.
+    assert napper["involuntary"] <= sum(r["state"] == "R" for r in outer)
+    assert len(off) <= napper["voluntary"] + napper["involuntary"] <= len(outer)
     asleep = sum(r["wake_ns"] - r["off_ns"] for r in off if r["state"] == "S")
     assert 0.5 * NAPS * 5 * MS < asleep < napper["until"] - napper["from"]
     reads = [r for r in rows(session, "block_io") if r["device"] == "vda"]
