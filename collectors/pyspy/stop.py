@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-TOOLS = {b"py-spy", b"austin"}
+TOOLS = {"py-spy", "austin"}
 _UNBORN_S = 0.5
 """A process that was being forked when perfscope was killed has its own command line only after that."""
 _PATIENCE_S = 8.0
@@ -21,22 +21,21 @@ _ASK_EVERY_S = 0.5
 """A sampler that only just starts may miss one."""
 
 
-def samplers(folder: str) -> list[int]:
+def samplers(folder: Path) -> list[int]:
     """Running samplers that write into `folder`, an absolute path. Theirs may be relative to where they run."""
-    inside, found = os.fsencode(folder) + b"/", []
-    for pid in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 (of names)
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            here = os.readlink(os.fsencode(f"/proc/{pid}/cwd"))  # noqa: PTH115 (a link of /proc)
+            words = os.fsdecode((process / "cmdline").read_bytes()).split("\0")
+            here = (process / "cwd").readlink()
         except OSError:
             continue
-        paths = [os.path.join(here, word) for word in words]  # noqa: PTH118 (bytes)
-        if os.path.basename(words[0]) in TOOLS and any(path.startswith(inside) for path in paths):  # noqa: PTH119
-            found.append(int(pid))
+        if Path(words[0]).name in TOOLS and any(folder in (here / word).parents for word in words):
+            found.append(int(process.name))
     return found
 
 
-def main(folder: str) -> None:
+def main(folder: Path) -> None:
     """Asks them to write their files and end, again and again; kills those that don't."""
     began = asked = time.monotonic()
     while (found := samplers(folder)) or time.monotonic() - began < _UNBORN_S:
@@ -52,4 +51,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(Path(sys.argv[1]))

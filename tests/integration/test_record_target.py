@@ -39,6 +39,12 @@ def _info(session: Path) -> dict[str, Any]:
     return data
 
 
+def _record(folder: Path, program: str, *options: str) -> str:
+    """Records a Python program into `folder`/s and returns what it printed."""
+    argv = [*RECORD, *options, "-o", folder / "s", "--", sys.executable, "-c", program]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+
 def _state(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -343,10 +349,8 @@ def test_children_and_threads_are_seen_with_their_cpu_time(tmp_path: Path) -> No
         "time.sleep(0.4)\n"
         "done.set()\n"
     )
-    done = subprocess.run(
-        [*RECORD, "-o", tmp_path / "s", "--", sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    truth = {int(line.split()[1]): int(line.split()[2]) for line in done.stdout.splitlines() if "task" in line}
+    printed = _record(tmp_path, program)
+    truth = {int(line.split()[1]): int(line.split()[2]) for line in printed.splitlines() if "task" in line}
     session = Session.open(tmp_path / "s")
     seen = {row["tid"]: row for row in session.table("threads").to_pylist()}
     main = session.info.pids[0]
@@ -379,11 +383,9 @@ def test_a_thread_is_there_until_it_ends_where_only_proc_tells(tmp_path: Path) -
         "    thread = threading.Thread(target=burn, args=(0,))\n"
         "    thread.start(); thread.join()\n"
     )
-    done = subprocess.run(
-        [*RECORD, "-o", tmp_path / "s", "--", sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    printed = _record(tmp_path, program)
     seen = {row["tid"]: row for row in Session.open(tmp_path / "s").table("threads").to_pylist()}
-    for tid, begin, end in (map(int, line.split()) for line in done.stdout.splitlines()):
+    for tid, begin, end in (map(int, line.split()) for line in printed.splitlines()):
         # A look a tenth of a second, and as long again for a machine that is busy.
         assert seen[tid]["end_ns"] - seen[tid]["start_ns"] > 0.6 * (end - begin)
         assert seen[tid]["end_ns"] < end + 0.5e9
@@ -400,10 +402,8 @@ def test_a_process_whose_first_thread_has_ended_lives_on(tmp_path: Path) -> None
         "threading.Thread(target=work).start()\n"
         "ctypes.CDLL(None).pthread_exit(None)\n"
     )
-    done = subprocess.run(
-        [*RECORD, "-o", tmp_path / "s", "--", sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    tid, end = map(int, done.stdout.split())
+    printed = _record(tmp_path, program)
+    tid, end = map(int, printed.split())
     (process,) = Session.open(tmp_path / "s").table("processes").to_pylist()
     (worker,) = [row for row in Session.open(tmp_path / "s").table("threads").to_pylist() if row["tid"] == tid]
     assert worker["end_ns"] - worker["start_ns"] > 0.8e9
@@ -424,9 +424,7 @@ def test_a_daemon_whose_parent_is_gone_at_once_is_followed(tmp_path: Path) -> No
         "os.wait()\n"
         "time.sleep(3)\n"
     )
-    argv = [*MADE, "record", "--collect", "ebpf,pyspy", "-o", str(tmp_path / "s"), "--", sys.executable, "-c", program]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    daemon = int(done.stdout)
+    daemon = int(_record(tmp_path, program, "--collect", "ebpf,pyspy"))
     session = Session.open(tmp_path / "s")
     assert {row["pid"]: row["runtime"] for row in session.table("processes").to_pylist()}[daemon] == "python"
     served = [row for row in session.table("samples").to_pylist() if row["pid"] == daemon and row["source"] == "pyspy"]
@@ -444,8 +442,7 @@ def test_show_knows_the_cpu_time_of_threads_that_have_ended(tmp_path: Path) -> N
         "    thread.start(); thread.join()\n"
         "print(time.process_time())\n"
     )
-    argv = [*MADE, "record", "--collect", "ebpf", "-o", str(tmp_path / "s"), "--", sys.executable, "-c", program]
-    spent = float(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
+    spent = float(_record(tmp_path, program, "--collect", "ebpf"))
     shown = subprocess.run([*MADE, "show", str(tmp_path / "s")], capture_output=True, text=True, check=True).stdout
     (figure,) = re.findall(r"python +4 +([\d.]+) s ", shown)  # without "at least"
     assert float(figure) == pytest.approx(spent, rel=0.1)
