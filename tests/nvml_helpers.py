@@ -40,8 +40,8 @@ def run(case):
         while not set(case["uses"]) <= sampler.owners.used and pacer.error is None:
             never.wait(0.01)
         first = sampler.passes
-        end = time.monotonic() + 1 if "-1\\n" in case["then"] else float("inf")  # a call that hangs
-        while sampler.passes < first + case["passes"] and time.monotonic() < end and pacer.error is None:
+        calls = Path(os.environ["FAKE_NVML_LOG"])
+        while sampler.passes < first + case["passes"] and "HANGS" not in calls.read_text() and pacer.error is None:
             never.wait(0.01)
         collector.tick()
     finally:

@@ -52,7 +52,11 @@ static int called(const char *function, const Device *d) {
             (device == -1 || device == number(d)))
             status = code;
     if (file) fclose(file);
-    while (status == -1) pause();
+    if (status == -1) {
+        file = log ? fopen(log, "a") : NULL;
+        if (file) { fprintf(file, "HANGS %d\n", number(d)); fclose(file); }
+        for (;;) pause();
+    }
     return status;
 }
 #define CALLED(device) do { int status_ = called(__func__, device); if (status_) return status_; } while (0)
