@@ -50,6 +50,9 @@ class Context:
     own_pids: set[int] = field(default_factory=set)
 
 
+TICK_S, CALM_TICK_S = 0.1, 1.0
+
+
 class Collector(ABC):
     """Base of all collectors. Times in ns on CLOCK_MONOTONIC. Raises CollectorError for what a user should read."""
 
@@ -83,8 +86,14 @@ class Collector(ABC):
         than all else."""
         return ()
 
+    @property
+    def tick_s(self) -> float:
+        """Seconds from one tick to the next: longer where nothing has to be looked after, as waking up costs the
+        target more than what a tick does."""
+        return TICK_S
+
     def tick(self) -> None:
-        """About every 100 ms: drain buffers, watch the own tool."""
+        """Every `tick_s`: drain buffers, watch the own tool."""
 
     def stop(self) -> None:
         """The recording ends: detach from everything. Called even after a failed start; idempotent."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from perfscope import procfs
 from perfscope.clock import MONOTONIC
-from perfscope.collectors.base import Check, Collector, Context
+from perfscope.collectors.base import CALM_TICK_S, TICK_S, Check, Collector, Context
 from perfscope.collectors.ebpf import checks, gil, tables, threads
 from perfscope.collectors.ebpf.backend import Backend
 from perfscope.collectors.ebpf.drm import DrmEvents
@@ -146,6 +146,10 @@ class EbpfCollector(Collector):
         """What the kernel's fork events led to: also a daemon whose parent was gone before /proc showed it."""
         backend = self._backend
         return set() if backend is None or self._stopping.is_set() else backend.living()
+
+    @property
+    def tick_s(self) -> float:
+        return TICK_S if self._runtimes.unread else CALM_TICK_S
 
     def tick(self) -> None:
         """Looks again for the GIL where it wasn't found: its library may be mapped only now.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from perfscope import procfs
 from perfscope.clock import ClockMap
-from perfscope.collectors.base import Check, Collector, Context
+from perfscope.collectors.base import CALM_TICK_S, TICK_S, Check, Collector, Context
 from perfscope.collectors.jfr import attach, jvm
 from perfscope.collectors.jfr.chunk import JfrFile
 from perfscope.collectors.jfr.importer import fill_report
@@ -142,6 +142,10 @@ class JfrCollector(Collector):
                 f"JVM {pid} ended before it could be asked to record: {waiting.error}", hint=waiting.error.hint
             )
             self._failed[waiting.process.pid, waiting.process.start_ticks] = error
+
+    @property
+    def tick_s(self) -> float:
+        return TICK_S if self._waiting else CALM_TICK_S
 
     def tick(self) -> None:
         for pid, waiting in list(self._waiting.items()):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 
 from perfscope import procfs
-from perfscope.collectors.base import Check, Collector, Context
+from perfscope.collectors.base import TICK_S, Check, Collector, Context
 from perfscope.collectors.pyspy import austin, stop
 from perfscope.collectors.pyspy.budget import SHARE, Budget
 from perfscope.collectors.pyspy.checks import check, version
@@ -25,6 +25,10 @@ BURST = 16
 STARTS_PER_S = 2
 """Processes attached to at once, and per second after that. Attaching two py-spys costs ~0.1 s of CPU time, so that
 attaching to each child of a target that forks all the time would take more than their sampling may."""
+
+_CALM_NS, _CALM_TICK_S, _CALM_TICKS = 1_000_000_000, 0.2, 2
+"""Samplers that have been at work for so long are looked at less often: their clocks in each tick, all else in every
+so many."""
 
 _GUARD = "samplers"
 
@@ -45,6 +49,7 @@ class PySpyCollector(Collector):
         self._targets: list[Target] = []
         self._budget = Budget(context.options.rate_hz)
         self._stopped = False
+        self._ticks = 0
         self._starts_left, self._starts_ns = float(BURST), 0
         self._lowered: list[str] = []
         self._judged: list[Sampler] = []
@@ -89,8 +94,19 @@ class PySpyCollector(Collector):
             if target.process.pid == pid and target.ended_ns is None:
                 target.ended_ns = now
 
+    @property
+    def tick_s(self) -> float:
+        return _CALM_TICK_S if self._calm(time.monotonic_ns()) else TICK_S
+
     def tick(self) -> None:
-        now, born = time.monotonic_ns(), procfs.last_born()
+        now = time.monotonic_ns()
+        self._ticks += 1
+        if self._ticks % _CALM_TICKS and self._calm(now):
+            for lane in self._lanes():
+                if lane.current is not None:
+                    lane.current.watch()
+            return
+        born = procfs.last_born()
         for target in self._targets:
             stat = procfs.read_stat(target.process.pid) if target.ended_ns is None else None
             alive = target.process.lives(stat)
@@ -103,6 +119,11 @@ class PySpyCollector(Collector):
             for lane in target.lanes:
                 lane.tick(self._budget.rate_hz, alive, now)
         self._watch_cost(now)
+
+    def _calm(self, now: int) -> bool:
+        """Whether all samplers have been at work for a while."""
+        running = [lane.current for lane in self._lanes()]
+        return all(s is not None and s.sampling_ns is not None and now - s.sampling_ns > _CALM_NS for s in running)
 
     def _watch_cost(self, now: int) -> None:
         running = [lane.current for lane in self._lanes() if lane.current is not None]

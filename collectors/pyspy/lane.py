@@ -16,8 +16,8 @@ from perfscope.collectors.pyspy.naming import Naming
 from perfscope.collectors.pyspy.sampler import Failure, Sampler
 from perfscope.procfs import Process
 
-GIL_EVERY = 2
-"""The GIL's holder is looked for at every second look: shares need fewer looks than stacks."""
+GIL_EVERY = 4
+"""The GIL's holder is looked for at every fourth look: shares need fewer looks than stacks."""
 RETRY_NS = 300_000_000
 MAX_FAILURES = 5
 """Attempts in a row before a process is given up: an interpreter that only just starts needs the second or third."""

@@ -25,9 +25,6 @@ from perfscope.recording.signals import Signals
 from perfscope.recording.supervise import Supervisor
 from perfscope.recording.watch import Watcher
 
-LOOK_EVERY_S = 0.1
-"""Time between two looks at the target's processes, stretched so that looking costs at most 1% of one core."""
-_LOOKS_COST = 100
 _CAP_SYS_PTRACE = 19
 _STEP_SLACK_PPM = 500
 """Fastest slew of the wall clock by NTP; what exceeds it was a step."""
@@ -263,7 +260,7 @@ class Recording:
             elapsed = (now - info.start_ns) / 1e9
             working = [s.name for s in self.supervisors if not s.failed]
             self.report(Progress("recording", elapsed, len(watcher.live), watcher.thread_count, working))
-            wait = max(LOOK_EVERY_S, watcher.scan_cost_ns * _LOOKS_COST / 1e9)
+            wait = watcher.wait_s
             self.signals.wait(wait if end is None else min(wait, (end - now) / 1e9))
             stood_still = time.monotonic() - before - wait - 1.0
             for supervisor in self.supervisors:

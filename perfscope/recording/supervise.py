@@ -17,7 +17,6 @@ from perfscope.procfs import Process
 DEADLINES_S = {"start": 20.0, "process_started": 30.0, "process_ended": 30.0, "tick": 20.0, "stop": 25.0}
 """Longest a call may take before its collector counts as hung. The slowest honest ones: bcc compiles for seconds on a
 loaded machine; a first JFR start takes 2.3 s and a stopped JVM lets go after ~11 s."""
-TICK_S = 0.1
 _MOST_ERRORS = 10
 """Failed calls after which a collector gets no more events: it is broken, not unlucky."""
 
@@ -97,14 +96,17 @@ class Supervisor:
             report.hint = report.hint or self.hint
         return report
 
+    @property
+    def _unusable(self) -> bool:
+        return self.failed or len(self.errors) >= _MOST_ERRORS or not self._done["start"].is_set()
+
     def _work(self) -> None:
         while True:
             try:
-                call, arguments = self._calls.get(timeout=TICK_S)
+                call, arguments = self._calls.get(timeout=None if self._unusable else self.collector.tick_s)
             except queue.Empty:
                 call, arguments = "tick", ()
-            unusable = self.failed or len(self.errors) >= _MOST_ERRORS or not self._done["start"].is_set()
-            if call in ("start", "stop") or not unusable:
+            if call in ("start", "stop") or not self._unusable:
                 self._call(call, arguments)
             if self._abandoned or call == "stop":
                 return

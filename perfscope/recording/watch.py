@@ -16,12 +16,18 @@ from perfscope.model.session_writer import SessionWriter
 from perfscope.procfs import Process, SchedStat, Stat
 
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-_EXE_CHECKS_EVERY = 10
-"""Looks between two readings of what changes rarely: thread names, and the maps of a process that stays native."""
+_THOROUGH_EVERY, _THOROUGH_EVERY_TOLD = 10, 20
+"""Scans between two readings of what changes rarely: thread names, and the maps of a process that stays native. The
+second where the kernel tells of births and deaths, and the last names of the dead."""
 _FEW_BORN = 50
 """Processes and threads born on the host since the last look that are looked at one by one."""
+_SCAN_S, _CALM_SCAN_S = 0.1, 0.3
+"""Seconds from one scan to the next, stretched so that scanning costs at most 1 % of one core. The second where the
+kernel tells of births and deaths and no process was born for a while: each waking up takes a CPU from the target."""
+_SCANS_COST = 100
 _YOUNG_NS = 5_000_000_000
-"""A native process younger than this is looked into at every scan: it may be about to load libjvm.so."""
+"""A native process younger than this is looked into at every scan: it may be about to load libjvm.so. Others may be
+about to have children."""
 
 
 class Listener(Protocol):
@@ -81,13 +87,14 @@ class Watcher:
         self.roots = set(roots)
         self.listener = listener
         self.own_pids = own_pids
-        self.scan_cost_ns = 0
+        self._scan_cost_ns = 0
         self._live: dict[int, _Seen] = {}
         self._gone: list[_Seen] = []
         self._threads: dict[tuple[int, int, int], _Thread] = {}
         self._scans = 0
         self._last_scan_ns = 0
         self._last_born: int | None = None
+        self._told = False
 
     @property
     def live(self) -> list[int]:
@@ -103,10 +110,17 @@ class Watcher:
         """Threads seen so far."""
         return len(self._threads)
 
+    @property
+    def wait_s(self) -> float:
+        """Seconds until the next scan."""
+        calm = self._told and not any(self._last_scan_ns - s.start_ns < _YOUNG_NS for s in self._live.values())
+        return max(_CALM_SCAN_S if calm else _SCAN_S, self._scan_cost_ns * _SCANS_COST / 1e9)
+
     def scan(self, *, last: bool = False) -> None:
         """One look at everything. `last`: also reads what is otherwise read now and then (names)."""
         began, spent = time.monotonic_ns(), time.thread_time_ns()
-        thorough = last or self._scans % _EXE_CHECKS_EVERY == 0
+        every = _THOROUGH_EVERY_TOLD if self._told else _THOROUGH_EVERY
+        thorough = last or self._scans % every == 0
         fresh = self._born_since(procfs.last_born())
         quiet = not thorough and fresh is not None and not fresh
         found = self._walk() if thorough or fresh is None else self._still_there(fresh)
@@ -116,7 +130,7 @@ class Watcher:
             self._look(pid, stat, thorough, quiet, last)
         self._scans += 1
         self._last_scan_ns = began
-        self.scan_cost_ns = time.thread_time_ns() - spent
+        self._scan_cost_ns = time.thread_time_ns() - spent
 
     def write(self, writer: SessionWriter) -> None:
         """Says to the session all that was seen."""
@@ -146,7 +160,9 @@ class Watcher:
     def _walk(self) -> dict[int, Stat]:
         # Known processes stay roots: a daemon's parent is gone.
         found: dict[int, Stat] = {}
-        queue = [*self.roots, *self._live, *self.listener.followed()]
+        followed = list(self.listener.followed())
+        self._told = bool(followed)
+        queue = [*self.roots, *self._live, *followed]
         while queue:
             pid = queue.pop()
             if pid in found or pid in self.own_pids:
