@@ -2,11 +2,13 @@
 
     python benchmarks/target_slowdown.py [--rounds N] [--seconds S] [--target NAME] [--clients N] [RECORD OPTIONS ...]
 
-One target runs throughout. Windows without and with a recording alternate, and each recorded one is held against the
-mean of its two neighbours, so that a machine that slows down or speeds up meanwhile moves both. The control is what the
-neighbours say of each other: how far two windows without any recording differ. Medians are printed with their 95 %
-intervals (bootstrap), and with what the last recording's collectors said: a ratio near 1 means nothing if a collector
-wasn't there.
+One target works throughout. Windows without and with a recording alternate, and each recorded one is held against the
+mean of its two neighbours, so that a machine that slows down or speeds up meanwhile moves both. Between windows the
+recording starts and stops, and the target settles: a JVM compiles anew what JFR's start and end have changed. What
+that costs is told apart, as the same ratio from the start of `perfscope record` to the end of its window. The control
+is what the neighbours say of each other: how far two windows without any recording differ. Medians are printed with
+their 95 % intervals (bootstrap), and with what the last recording's collectors said: a ratio near 1 means nothing if a
+collector wasn't there.
 
 stack: the example service, behind the Java gateway where there is a JDK; requests a second under closed-loop clients
 that run on the same machine: four, as the demo has, while eight keep the batches of both its workers full. service: the
@@ -39,18 +41,19 @@ import numpy as np
 import perfscope.examples
 from perfscope.examples import load
 
-SETTLE_SECONDS = 3.0
-"""Idle time before each window. Where it is recorded, the samplers and JFR attach in it."""
-WARM_UP_SECONDS = 10.0
-"""Until the JVM has compiled the gateway."""
+SETTLE_SECONDS = 2.5
+"""After a recording has begun or ended, ahead of the next window."""
+WARM_UP_SECONDS = 20.0
+"""Until the JVM has compiled most of the gateway."""
+FOREVER = 1e9
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is measured. rate(seconds, window) runs it for so long and returns work done a second."""
+    """What is measured. done() is the work it has done so far."""
 
     pids: list[int]
-    rate: Callable[[float, int], float]
+    done: Callable[[], float]
 
 
 def first_line(process: subprocess.Popen[str]) -> str:
@@ -81,31 +84,36 @@ def stack(clients: int, *, behind_gateway: bool = True) -> Iterator[Target]:
             gateway = running.enter_context(child(java, str(source), url))
             url = first_line(gateway)
             pids.append(gateway.pid)
+        result, stop = load.Result(), threading.Event()
+        loading = threading.Thread(
+            target=load.run, args=(url, FOREVER, clients, 16), kwargs={"stop": stop, "result": result}
+        )
+        loading.start()
+        running.callback(loading.join)
+        running.callback(stop.set)
 
-        def rate(seconds: float, window: int) -> float:
-            # Other requests in each window: the gateway would answer the same ones from its cache.
-            result = load.run(url, seconds, clients=clients, max_tokens=16, seed=window)
+        def done() -> float:
             if result.failures:
                 sys.exit(f"{result.failures} requests failed")
-            return len(result.latencies_ms) / result.seconds
+            return len(result.latencies_ms)
 
-        yield Target(pids, rate)
+        yield Target(pids, done)
 
 
 @contextmanager
 def threads(_: int) -> Iterator[Target]:
     with child(sys.executable, __file__, "--be-the-threads") as process:
 
-        def rate(seconds: float, window: int) -> float:
+        def done() -> float:
             assert process.stdin is not None
-            print(seconds, file=process.stdin, flush=True)
+            print(file=process.stdin, flush=True)
             return float(first_line(process))
 
-        yield Target([process.pid], rate)
+        yield Target([process.pid], done)
 
 
 def be_the_threads() -> None:
-    """The 40-thread program: a number of seconds in on stdin, chunks of work a second out."""
+    """The 40-thread program: a line in on stdin, chunks of work so far out."""
     counts = [0] * 4
     never = threading.Event()
 
@@ -121,10 +129,8 @@ def be_the_threads() -> None:
     for number in range(40):
         work = (compute, (number,)) if number < len(counts) else (wait, ())
         threading.Thread(target=work[0], args=work[1], daemon=True).start()
-    for line in sys.stdin:
-        before, begin = sum(counts), time.monotonic()
-        time.sleep(float(line))
-        print((sum(counts) - before) / (time.monotonic() - begin), flush=True)
+    for _ in sys.stdin:
+        print(sum(counts), flush=True)
 
 
 @contextmanager
@@ -166,21 +172,34 @@ def interval(values: list[float]) -> dict[str, float]:
 
 def measure(target: Target, rounds: int, seconds: float, options: list[str]) -> dict[str, Any]:
     """Runs the windows. Ratios are throughput recorded / throughput alone; control: alone / alone before."""
-    target.rate(WARM_UP_SECONDS, -1)
     reports: list[dict[str, Any]] = []
 
-    def window(number: int) -> float:
-        time.sleep(SETTLE_SECONDS)
-        return target.rate(seconds, number)
+    def since(then: tuple[float, float]) -> float:
+        return (target.done() - then[0]) / (time.monotonic() - then[1])
 
-    alone, recorded = [window(0)], []
-    for number in range(1, rounds + 1):
+    def now() -> tuple[float, float]:
+        return target.done(), time.monotonic()
+
+    def window() -> float:
+        time.sleep(SETTLE_SECONDS)
+        begin = now()
+        time.sleep(seconds)
+        return since(begin)
+
+    time.sleep(WARM_UP_SECONDS)
+    alone, recorded, whole = [window()], [], []
+    for _ in range(rounds):
+        begin = now()
         with recording(target.pids, options, reports):
-            recorded.append(window(2 * number - 1))
-        alone.append(window(2 * number))
-        print(json.dumps({"alone": alone[-2:], "recorded": recorded[-1]}), file=sys.stderr, flush=True)
+            recorded.append(window())
+            whole.append(since(begin))
+        alone.append(window())
+        told = {"alone": alone[-2:], "recorded": recorded[-1], "with_start": whole[-1]}
+        print(json.dumps(told), file=sys.stderr, flush=True)
+    beside = [(before + after) / 2 for before, after in pairwise(alone)]
     return {
-        "ratio": interval([2 * on / (alone[n] + alone[n + 1]) for n, on in enumerate(recorded)]),
+        "ratio": interval([on / off for on, off in zip(recorded, beside, strict=True)]),
+        "ratio_with_start": interval([on / off for on, off in zip(whole, beside, strict=True)]),
         "control": interval([after / before for before, after in pairwise(alone)]),
         "alone_per_second": round(statistics.median(alone), 2),
         "rounds": rounds,
@@ -199,8 +218,8 @@ TARGETS: dict[str, Callable[[int], AbstractContextManager[Target]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--target", choices=TARGETS, action="append")
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--be-the-threads", action="store_true", help=argparse.SUPPRESS)

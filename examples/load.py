@@ -45,23 +45,27 @@ class Result:
 
 
 def run(
-    url: str, seconds: float, clients: int, max_tokens: int, stop: threading.Event | None = None, seed: int = 0
+    url: str,
+    seconds: float,
+    clients: int,
+    max_tokens: int,
+    stop: threading.Event | None = None,
+    result: Result | None = None,
 ) -> Result:
     """Keeps `clients` connections busy for `seconds`, or until `stop`: each sends its next request when the last was
-    answered. The same seed sends the same requests, another one other words in prompts of the same lengths: as much
-    work, but nothing that a cache may hold."""
+    answered. It sends the same requests each time. `result`, if given, is filled as answers come."""
     address = urlsplit(url)
-    result = Result()
+    result = result or Result()
     stop = stop or threading.Event()
     words = _TEXT.split()
     lock = threading.Lock()
     begin = time.monotonic()
 
     def client(number: int) -> None:
-        pick, lengths = random.Random(f"{seed}.{number}"), random.Random(number)
+        pick = random.Random(number)
         connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
         while time.monotonic() - begin < seconds and not stop.is_set():
-            prompt = " ".join(pick.choices(words, k=lengths.randint(12, 40)))
+            prompt = " ".join(pick.choices(words, k=pick.randint(12, 40)))
             body = json.dumps({"prompt": prompt, "max_tokens": max_tokens})
             sent = time.monotonic()
             try:

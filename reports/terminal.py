@@ -5,6 +5,10 @@ Every name from outside goes through `printable` and into rich as Text, never as
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from rich.console import Console, RenderableType
 from rich.padding import Padding
@@ -273,12 +277,12 @@ def _processes(session: Session) -> Table:
     for name, right in (("pid", True), ("runtime", False), ("threads", True), ("CPU time", True), ("command", False)):
         table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=name != "command")
     cpu: dict[int, list[int | None]] = {}
-    off = _off_cpu_ns(session)
-    for thread in session.table("threads").to_pylist():
-        spent = thread["cpu_ns"]
-        if spent is None and thread["sched_complete"]:  # it ended before /proc could be asked
-            spent = thread["end_ns"] - thread["start_ns"] - off.get((thread["pid"], thread["tid"]), 0)
-        cpu.setdefault(thread["pid"], []).append(spent)
+    threads = session.table("threads").to_pylist()
+    unread = [t for t in threads if t["cpu_ns"] is None and t["sched_complete"]]  # ended before /proc could be asked
+    for thread, spent in zip(unread, _on_cpu_ns(session, unread) if unread else (), strict=True):
+        thread["cpu_ns"] = spent
+    for thread in threads:
+        cpu.setdefault(thread["pid"], []).append(thread["cpu_ns"])
     known = {pid: [ns for ns in own if ns is not None] for pid, own in cpu.items()}
     processes = session.table("processes").to_pylist()
     processes.sort(key=lambda p: (p["runtime"] == "native", -sum(known.get(p["pid"], []))))
@@ -294,15 +298,20 @@ def _processes(session: Session) -> Table:
     return table
 
 
-def _off_cpu_ns(session: Session) -> dict[tuple[int, int], int]:
-    """Time off the CPU of each thread, by sched events."""
+def _on_cpu_ns(session: Session, threads: list[dict[str, Any]]) -> list[int]:
+    """CPU time of each of these threads: its life without what the sched events say that it was off the CPU."""
     sched = session.table("sched").select(["pid", "tid", "off_ns", "on_ns"])
-    away = pc.subtract(pc.fill_null(sched["on_ns"], session.info.stop_ns), sched["off_ns"])
-    sums = (
-        sched.select(["pid", "tid"]).append_column("away", away).group_by(["pid", "tid"]).aggregate([("away", "sum")])
-    )
-    pids, tids, spent = (sums[name].to_pylist() for name in ("pid", "tid", "away_sum"))
-    return {(pid, tid): ns for pid, tid, ns in zip(pids, tids, spent, strict=True)}
+    sched = sched.filter(pc.is_in(sched["tid"], pa.array([t["tid"] for t in threads], sched["tid"].type)))
+    sched = sched.sort_by([("pid", "ascending"), ("tid", "ascending")])
+    pid, tid, off = (sched[name].to_numpy() for name in ("pid", "tid", "off_ns"))
+    on = pc.fill_null(sched["on_ns"], session.info.stop_ns).to_numpy()
+    keys, spent = pid.astype(np.int64) << 32 | tid, []
+    for thread in threads:
+        first, last = np.searchsorted(keys, (thread["pid"] << 32 | thread["tid"]) + np.arange(2))
+        start, end = thread["start_ns"], thread["end_ns"]
+        away = np.clip(on[first:last], start, end) - np.clip(off[first:last], start, end)
+        spent.append(end - start - int(away.sum()))
+    return spent
 
 
 def _collectors(info: SessionInfo) -> Table:

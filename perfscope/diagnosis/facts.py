@@ -11,9 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from perfscope.diagnosis.intervals import Growth, Int64, Intervals, depth, groups, joined, overlap_ns, union
+from perfscope.diagnosis.intervals import Growth, Int64, Intervals, depth, groups, joined, overlap_ns, union, without
 from perfscope.diagnosis.kernels import Kernel, measured
 from perfscope.diagnosis.thresholds import Thresholds, defaults
+from perfscope.merge.gpu_sync import Calls, calls_that_block
 from perfscope.merge.intervals import FAR
 from perfscope.merge.slices import (
     DISK,
@@ -290,8 +291,21 @@ class Facts:
                 found[rows] = np.where(seen, stacks[last], ROOT)
         return found
 
+    @cached_property
+    def gpu_waits(self) -> Calls:
+        """Every call in which the host waited for a GPU."""
+        return calls_that_block(self.session)
+
+    def working(self, thread: int) -> tuple[Int64, Int64]:
+        """When a thread was on a CPU, but for the calls in which it spun until a GPU was done."""
+        slices, calls = self.threads[thread], self.gpu_waits
+        on = slices.state == RUNNING
+        mine = (calls.pid == slices.pid) & (calls.tid == slices.tid)
+        running = union(slices.start_ns[on], slices.end_ns[on])
+        return without(running, union(calls.start[mine], calls.end[mine])) if mine.any() else running
+
     def looks_on_cpu(self, pid: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
-        """(thread, stack_id, looks) of a Python process: how often a sampler saw each stack while it was on a CPU.
+        """(thread, stack_id, looks) of a Python process: how often a sampler saw each stack while it worked on a CPU.
 
         A row of samples says when its first look was; the others lie somewhere in its duration. A stack of many rows
         was on the CPU in the share of its first looks that fall on running slices; one of few rows (a hot loop, seen
@@ -306,9 +320,7 @@ class Facts:
             thread = self.index.get((pid, tid))
             if thread is None:
                 continue
-            mine, slices = tids == tid, self.threads[thread]
-            on = slices.state == RUNNING
-            running = union(slices.start_ns[on], slices.end_ns[on])
+            mine, running = tids == tid, self.working(thread)
             first, length = times[mine], np.maximum(lengths[mine], 1)
             distinct, which = np.unique(stacks[mine], return_inverse=True)
             number = np.bincount(which)

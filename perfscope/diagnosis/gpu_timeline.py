@@ -11,7 +11,6 @@ import numpy.typing as npt
 from perfscope.diagnosis.facts import Facts
 from perfscope.diagnosis.intervals import Int64, overlap_ns, union
 from perfscope.merge.gpu_activity import KERNEL, Activity, activity_of, divide
-from perfscope.merge.gpu_sync import Calls, calls_that_block
 from perfscope.merge.slices import GIL, GPU_SYNC, LOCK, RUNNABLE, RUNNING, UNKNOWN
 from perfscope.merge.tables import NEVER
 from perfscope.model.stacks import ROOT
@@ -197,20 +196,10 @@ def host_parts(facts: Facts, pid: int, tids: Int64, start: Int64, end: Int64) ->
     return HostParts(index, begin, until, state.astype(np.int64), stack.astype(np.int32), whole)
 
 
-_calls: WeakKeyDictionary[Facts, Calls] = WeakKeyDictionary()
-
-
-def blocking_calls(facts: Facts) -> Calls:
-    """Every call in which the host waited for a device; kept with the facts."""
-    if facts not in _calls:
-        _calls[facts] = calls_that_block(facts.session)
-    return _calls[facts]
-
-
 def after_sync(facts: Facts, gpu: Gpu) -> Int64:
     """int64[gaps]: row of the blocking call that the gap followed (the GPU ran dry in it); -1 where the launching
     thread wasn't held up by one, as what ran next was launched before the call, or before the gap."""
-    calls, gaps = blocking_calls(facts), gpu.gaps
+    calls, gaps = facts.gpu_waits, gpu.gaps
     found = np.full(len(gaps), -1, np.int64)
     launched = gpu.rows.launch[gaps.next]
     late = (launched == NEVER) | (launched > gaps.start)

@@ -136,6 +136,19 @@ def overlap_ns(start_ns: Int64, end_ns: Int64, within: tuple[Int64, Int64]) -> I
     return found
 
 
+def total_ns(spans: tuple[Int64, Int64]) -> int:
+    """How long disjoint intervals last together."""
+    return int((spans[1] - spans[0]).sum())
+
+
+def without(spans: tuple[Int64, Int64], cut: tuple[Int64, Int64]) -> tuple[Int64, Int64]:
+    """What of disjoint, ordered intervals lies outside of others."""
+    bounds = np.unique(np.concatenate([*spans, *cut]))
+    start, end = bounds[:-1], bounds[1:]
+    keep = (overlap_ns(start, end, spans) > 0) & (overlap_ns(start, end, cut) == 0)
+    return union(start[keep], end[keep])
+
+
 def depth(start_ns: Int64, end_ns: Int64) -> tuple[Int64, npt.NDArray[np.int32]]:
     """Distinct times, ascending, and how many of the intervals hold each moment from there to the next; at the end 0.
 

@@ -11,8 +11,9 @@ for program in "$here"/planted/*.py; do
     name=$(basename "$program" .py)
     "$python" -m perfscope record --force -o "$out/$name.perfscope" -- "$python" "$program" 5 || echo "$name: status $?"
     "$python" -m perfscope diagnose "$out/$name.perfscope" >"$out/$name.txt" 2>&1 || true
-    most=300
+    most=300 seconds=2
+    [ "$name" = pcie_full ] && seconds=5  # three means of the link's traffic
     [ "$name" = healthy_gpu ] && most=1800  # long enough for the rules on counters, though it launches all the time
-    "$python" "$here/trim_session.py" --force --seconds 2 --max-kb "$most" --rename "$root=/opt/perfscope" \
+    "$python" "$here/trim_session.py" --force --seconds "$seconds" --max-kb "$most" --rename "$root=/opt/perfscope" \
         "$out/$name.perfscope" "$out/small/$name.perfscope"
 done

@@ -6,7 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfscope.diagnosis import intervals
-from perfscope.diagnosis.intervals import Growth, Intervals, depth, groups, overlap_ns, union, union_ns
+from perfscope.diagnosis.intervals import (
+    Growth,
+    Intervals,
+    depth,
+    groups,
+    overlap_ns,
+    total_ns,
+    union,
+    union_ns,
+    without,
+)
 
 LENGTH = 40
 any_intervals = st.lists(
@@ -39,6 +49,17 @@ def test_overlap_counts_the_instants_within(pairs, others):
     inside = instants(*(a.tolist() for a in within))
     got = overlap_ns(array(pairs, 0), array(pairs, 1), within)
     assert got.tolist() == [len(set(range(a, b)) & inside) for a, b in pairs]
+
+
+@settings(deadline=None)
+@given(any_intervals, any_intervals)
+def test_without_leaves_the_instants_outside(pairs, others):
+    spans, cut = (union(array(some, 0), array(some, 1)) for some in (pairs, others))
+    left = without(spans, cut)
+    expected = instants(*(a.tolist() for a in spans)) - instants(*(a.tolist() for a in cut))
+    assert instants(*(a.tolist() for a in left)) == expected
+    assert total_ns(left) == len(expected)
+    assert (left[0][1:] > left[1][:-1]).all()
 
 
 def rows(threads, letter):

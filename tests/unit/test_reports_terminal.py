@@ -1,10 +1,12 @@
 import io
+import re
 from pathlib import Path
 
 import pytest
 import reports_helpers as helpers
 from rich.console import Console
 
+from perfscope.merge import build_tree
 from perfscope.model.finding import Diagnosis, Evidence, Finding, Severity, Verdict, Where
 from perfscope.model.info import CollectorReport
 from perfscope.model.session import Session
@@ -96,6 +98,17 @@ def test_a_diagnosis_says_which_tools_failed(session: Session) -> None:
     assert "missing  ebpf failed: no \\x1b[2J right" in text
     assert "         jfr partial: the JVM was killed" in text
     assert "missing: ebpf failed: no" in markdown.diagnosis(helpers.diagnosis(), session)
+
+
+def test_the_cpu_time_of_a_cut_session_is_that_of_its_part() -> None:
+    """Its sched rows reach over its edges; the tree, built for its window, knows how long each thread ran."""
+    session = Session.open(Path(__file__).parents[1] / "data" / "gpu" / "planted" / "pcie_full.perfscope")
+    tree = build_tree(session)
+    text = shown(lambda console: terminal.print_session(session, console))
+    told = re.search(r"^445 +python +\d+ +([\d.]+) (m?s) ", text, re.MULTILINE)
+    assert told
+    seconds = float(told[1]) * (1e-3 if told[2] == "ms" else 1)
+    assert seconds == pytest.approx(int(tree.weights["cpu"].sum()) / 1e9, rel=0.01)
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

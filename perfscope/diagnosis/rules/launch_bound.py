@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from perfscope.diagnosis.describe import against, by_function, flame, label, observed, seconds
 from perfscope.diagnosis.facts import Facts
-from perfscope.diagnosis.gpu_timeline import MEASURED, Gpu, HostParts, after_sync, blocking_calls, host_parts
+from perfscope.diagnosis.gpu_timeline import MEASURED, Gpu, HostParts, after_sync, host_parts
 from perfscope.diagnosis.gpu_verdict import gives_back, gpu_name, verdict, where
 from perfscope.diagnosis.intervals import Int64
 from perfscope.diagnosis.thresholds import Limits
@@ -40,7 +40,7 @@ def late_launches(facts: Facts, gpu: Gpu, unseen_gap_ns: float) -> tuple[Int64, 
     busy = parts.busy(unseen_gap_ns)
     np.add.at(lost, parts.index[busy], parts.ns[busy])
     call = after_sync(facts, gpu)
-    calls = blocking_calls(facts)
+    calls = facts.gpu_waits
     held = np.flatnonzero(call >= 0)
     lost[held] -= np.minimum(lost[held], (calls.end - calls.start)[call[held]])
     return lost, parts

@@ -2,7 +2,8 @@
 
 Measured on the looks of the sampler at threads that were on a CPU at that moment (torn ones left out), by the innermost
 function, where time in the standard library counts for the function that called it. The lower end of the share's 95 %
-confidence interval (Wilson's, see diagnosis.shares) must reach the threshold. gives_back:
+confidence interval (Wilson's, see diagnosis.shares) must reach the threshold. CPU time spent in calls that wait for a
+GPU is no work of the function that called, and left out. gives_back:
 Facts.ceiling_of_parts_pct: of each thread's CPU time goes the share in which it was seen in the function.
 
 Without the scheduler's events nobody knows who was on a CPU, but the sampler's second instance knows who held the GIL,
@@ -28,7 +29,7 @@ from perfscope.diagnosis.describe import (
     where,
 )
 from perfscope.diagnosis.facts import Facts
-from perfscope.diagnosis.intervals import Intervals
+from perfscope.diagnosis.intervals import Intervals, total_ns
 from perfscope.diagnosis.shares import wilson
 from perfscope.diagnosis.thresholds import Limits
 from perfscope.merge.slices import RUNNING, UNKNOWN
@@ -74,8 +75,9 @@ class _Missing:
 
 def _process(facts: Facts, limits: Limits, pid: int) -> Finding | str | _Missing:
     of_pid = facts.threads_of(pid)
-    running_ns = facts.total_ns([RUNNING], of_pid)
-    if running_ns == 0:
+    spun_ns = {t: facts.total_ns([RUNNING], [t]) - total_ns(facts.working(t)) for t in _waiters(facts, of_pid)}
+    running_ns = facts.total_ns([RUNNING], of_pid) - sum(spun_ns.values())
+    if running_ns <= 0:
         return f"pid {pid}: no CPU time"
     # With too little CPU time for any function to matter there is nothing to be sure about.
     if facts.ceiling_of_state_pct(RUNNING, of_pid, work_stays=False) < limits["gives_back_pct"].value:
@@ -102,7 +104,8 @@ def _process(facts: Facts, limits: Limits, pid: int) -> Finding | str | _Missing
     inside = _in_function(facts, owners, frame.function, frame.file)
     all_looks = np.bincount(threads, looks)
     hot_looks = np.bincount(threads[inside], looks[inside], len(all_looks))
-    parts = {t: float(hot_looks[t] / all_looks[t]) for t in np.flatnonzero(hot_looks).tolist()}
+    worked = {t: 1 - spun / max(facts.total_ns([RUNNING], [t]), 1) for t, spun in spun_ns.items()}
+    parts = {t: float(hot_looks[t] / all_looks[t]) * worked.get(t, 1.0) for t in np.flatnonzero(hot_looks).tolist()}
     gain = facts.ceiling_of_parts_pct(RUNNING, parts, of_pid)
     text = f"{label(frame)} holds {100 * share:.0f} % of the CPU time of pid {pid} ({100 * low:.0f}-{100 * high:.0f} %)"
     if 100 * low < limits["cpu_share_pct"].value or gain < limits["gives_back_pct"].value:
@@ -126,6 +129,12 @@ def _process(facts: Facts, limits: Limits, pid: int) -> Finding | str | _Missing
         f"{seconds(share * running_ns)} of CPU time in one function: {_MEND}",
         flame(facts, "cpu", [thread_name(facts, t) for t in parts]),
     )
+
+
+def _waiters(facts: Facts, threads: list[int]) -> list[int]:
+    """Those of the threads that waited for a GPU."""
+    tids = set(facts.gpu_waits.tid.tolist())
+    return [t for t in threads if facts.threads[t].tid in tids]
 
 
 def _by_gil(facts: Facts, limits: Limits, pid: int, gap: tuple[str, str]) -> Finding | str | _Missing:

@@ -13,7 +13,7 @@ import numpy as np
 
 from perfscope.diagnosis.describe import against, flame, label, observed, seconds
 from perfscope.diagnosis.facts import Facts
-from perfscope.diagnosis.gpu_timeline import MEASURED, Gpu, after_sync, blocking_calls, host_parts
+from perfscope.diagnosis.gpu_timeline import MEASURED, Gpu, after_sync, host_parts
 from perfscope.diagnosis.gpu_verdict import gives_back, gpu_name, verdict, where
 from perfscope.diagnosis.thresholds import Limits
 from perfscope.model.finding import Finding, Severity, Verdict
@@ -28,7 +28,7 @@ def evaluate(facts: Facts, limits: Limits) -> Verdict:
 
 
 def _judge(facts: Facts, limits: Limits, gpu: Gpu) -> Finding | str:
-    calls, gaps = blocking_calls(facts), gpu.gaps
+    calls, gaps = facts.gpu_waits, gpu.gaps
     by_call = after_sync(facts, gpu)
     held = np.flatnonzero(by_call >= 0)
     parts = host_parts(facts, gpu.pid, gpu.rows.tid[gaps.next[held]], gaps.start[held], gaps.launch[held])
