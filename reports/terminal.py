@@ -27,6 +27,9 @@ _WIDTH = 110
 _PROCESSES = 12
 """Rows of the process table."""
 
+_SHORT_NS = 1_000_000_000
+"""A recording shorter than this is attaching and detaching for the most part."""
+
 _STATUS_STYLE = {"ok": "green", "partial": "yellow", "failed": "red", "unavailable": "dim"}
 _SEVERITY_STYLE = {
     Severity.INFO: "cyan",
@@ -242,6 +245,8 @@ def _own_cost(info: SessionInfo) -> str:
     span = info.stop_ns - info.start_ns
     if info.own_cpu_ns is None or span <= 0:
         return "not measured"
+    if span < _SHORT_NS:
+        return f"{duration(info.own_cpu_ns)} of CPU time"
     return f"{percent(100 * info.own_cpu_ns / span)} of one CPU ({duration(info.own_cpu_ns)})"
 
 

@@ -95,9 +95,9 @@ def size(value: float) -> str:
     return f"{value:.0f} B"
 
 
-def plural(number: int, noun: str) -> str:
-    """`1 thread`, `14 threads`."""
-    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+def plural(number: int, noun: str, several: str = "") -> str:
+    """`1 thread`, `14 threads`; `several`: the noun of more than one, where it isn't that with an s."""
+    return f"{count(number)} {noun if number == 1 else several or noun + 's'}"
 
 
 def clock_words(source: str, clock: ClockMap) -> str:

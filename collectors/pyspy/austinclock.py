@@ -1,7 +1,7 @@
 """Where austin's time lies on CLOCK_MONOTONIC.
 
 austin counts on CLOCK_BOOTTIME, in whole microseconds, and its file holds differences only. But the stamp of its latest
-look lies in its memory. It is found there once, by its value (a time since austin began), and read about ten times
+look lies in its memory. It is found there once, by its value (a time since austin began), and read five to ten times
 a second. Each such reading is the stamp of one look; which one, the file's sums say: they differ from look to look by
 some random microseconds, so that a few readings fit in one way only. Where the file lacks a look (austin then writes
 nothing, and counts its time to no look at all) or holds one too many, the readings after that fit in another way: the

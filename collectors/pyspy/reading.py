@@ -173,6 +173,7 @@ class Reading:
             [
                 {"source": "pyspy-gil", "pid": target.process.pid, "tid": None if tid is None else tids.get(tid, tid)}
                 | {"stack_id": stack, "count": count, "torn": bool(was_torn)}
+                | {"duration_ns": count * 10**9 // instance.rate_hz}
                 for tid, stack, count, was_torn in zip(counts.tid, counts.stack, counts.count, torn, strict=True)
             ],
         )

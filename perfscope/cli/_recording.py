@@ -21,6 +21,7 @@ from perfscope.options import Options
 from perfscope.recording.launch import RunAs, Target
 from perfscope.recording.record import Progress, Recording, Request
 from perfscope.recording.signals import Signals
+from perfscope.reports.units import plural
 
 
 def record(
@@ -117,7 +118,8 @@ class _Talk:
         elif progress.phase != self._phase or time.monotonic() >= self._next:
             self._next = time.monotonic() + 0.5
             seen = (
-                f" {progress.elapsed_s:.0f} s, {progress.processes} processes, {progress.threads} threads{self._ends}"
+                f" {progress.elapsed_s:.0f} s, {plural(progress.processes, 'process', 'processes')}, "
+                f"{plural(progress.threads, 'thread')}{self._ends}"
             )
             text = f"perfscope: {progress.phase}{seen if progress.phase == 'recording' else ''}"
             self._status.update(f"{text} ({', '.join(progress.collectors)})")
@@ -129,7 +131,7 @@ def _summary(path: Path, info: SessionInfo) -> None:
     lines = [f"perfscope: {path}: {seconds:.1f} s recorded ({info.stopped_by})"]
     order = ("ok", "partial", "failed", "unavailable")
     for name, report in sorted(info.collectors.items(), key=lambda item: order.index(item[1].status)):
-        got = "" if report.events is None else f", {report.events:,} events"
+        got = "" if report.events is None else f", {report.events:,} event{'s' * (report.events != 1)}"
         lost = f", {report.lost_events:,} lost" if report.lost_events else ""
         lines.append(f"  {name:8} {report.status}{got}{lost}{f': {report.why}' if report.why else ''}")
         if report.hint and report.status != "ok":

@@ -81,6 +81,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
             "duration_ns",
             _i64,
             "how long the sampler saw this stack unchanged, up to its next look at the thread; "
+            "of counts how long the looks stand for, by the sampler's rate; "
             "null where unknown (then the nearest sample in time applies)",
             True,
         ),

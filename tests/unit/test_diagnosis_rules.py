@@ -345,9 +345,10 @@ def test_hotspot_without_stacks_is_not_evaluable(made):
     assert made.verdict("python-hotspot").verdict == "not_evaluable"
 
 
-def held_gil(made, tid, stack, looks):
+def held_gil(made, tid, stack, looks, each_ms=40):
     made.writer.append("samples", [
         {"source": "pyspy-gil", "pid": PID, "tid": tid, "stack_id": stack, "count": looks, "torn": False}
+        | {"duration_ns": looks * each_ms * 1_000_000}
     ])  # fmt: skip
 
 
@@ -361,15 +362,15 @@ def test_hotspot_by_gil_holders_where_there_is_no_ebpf(tmp_path):
         made.thread(2, "idle", [("unknown", 10_000, ROOT)])
         made.samples(1, hot, 1000)
         made.samples(2, wait, 1000)
-        held_gil(made, 1, hot, int(400 * held))
-        held_gil(made, 1, cool, int(100 * held))
+        held_gil(made, 1, hot, int(100 * held))
+        held_gil(made, 1, cool, int(25 * held))
         verdict = made.verdict("python-hotspot")
         assert verdict.verdict == expected
         if expected == "flagged":
             (finding,) = verdict.findings
             assert (finding.where.function, finding.where.thread) == ("score", "main")
             assert finding.gives_back_pct == 40
-            low, _ = wilson(0.8, 500)
+            low, _ = wilson(0.8, 125)
             assert value(finding, "lower end") == pytest.approx(100 * low, abs=0.01)
             assert "not counted" in finding.advice
 

@@ -142,11 +142,11 @@ def _by_gil(facts: Facts, limits: Limits, pid: int, gap: tuple[str, str]) -> Fin
     rows = facts.rows("samples", source="pyspy-gil", pid=pid, torn=False)
     owners = facts.own_code["python"][rows["stack_id"].to_numpy()]
     looks = rows["count"].to_numpy().astype(float)
-    period = _period_ns(facts, pid)
     held = float(looks.sum())
-    if not held or period is None:
-        return _Missing(f"pid {pid}: {gap[0]}, and no sample says who held the GIL")
-    if facts.elapsed_ns <= 0 or 100 * held * period / facts.elapsed_ns < limits["gives_back_pct"].value:
+    if not held or rows["duration_ns"].null_count:
+        return _Missing(f"pid {pid}: {gap[0]}, and no sample says who held the GIL for how long")
+    held_ns = rows["duration_ns"].to_numpy()
+    if facts.elapsed_ns <= 0 or 100 * held_ns.sum() / facts.elapsed_ns < limits["gives_back_pct"].value:
         return f"pid {pid}: it held the GIL for less than {limits['gives_back_pct'].value:g} % of the recording"
     if held < limits["looks"].value:
         return _Missing(f"pid {pid}: {gap[0]}, and only {held:.0f} samples of who held the GIL")
@@ -156,11 +156,12 @@ def _by_gil(facts: Facts, limits: Limits, pid: int, gap: tuple[str, str]) -> Fin
     frame, count, stack = found[0]
     share = count / held
     low, high = wilson(share, held)
-    gain = min(100.0, 100 * count * period / facts.elapsed_ns)
+    inside = _in_function(facts, owners, frame.function, frame.file)
+    gain = min(100.0, 100 * held_ns[inside].sum() / facts.elapsed_ns)
     text = f"{label(frame)} has the GIL in {100 * share:.0f} % of the time in which pid {pid} holds it"
     if 100 * low < limits["cpu_share_pct"].value or gain < limits["gives_back_pct"].value:
         return f"the hottest function, {text}, is below the thresholds"
-    tids = rows.filter(_in_function(facts, owners, frame.function, frame.file))["tid"].drop_null().unique().to_pylist()
+    tids = rows.filter(inside)["tid"].drop_null().unique().to_pylist()
     threads = [facts.index[pid, tid] for tid in tids if (pid, tid) in facts.index]
     seen = facts.spent([UNKNOWN], facts.threads_of(pid))
     return Finding(
@@ -176,7 +177,7 @@ def _by_gil(facts: Facts, limits: Limits, pid: int, gap: tuple[str, str]) -> Fin
             against("looks that found the GIL held", held, limits["looks"], BY_GIL),
         ),
         round(gain, 1),
-        f"{seconds(count * period)} of holding the GIL in one function ({NOT_KNOWN}): {_MEND}",
+        f"{seconds(held_ns[inside].sum())} of holding the GIL in one function ({NOT_KNOWN}): {_MEND}",
         flame(facts, "wall", [thread_name(facts, t) for t in threads]),
     )
 
