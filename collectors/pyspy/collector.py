@@ -121,9 +121,12 @@ class PySpyCollector(Collector):
         self._watch_cost(now)
 
     def _calm(self, now: int) -> bool:
-        """Whether all samplers have been at work for a while."""
-        running = [lane.current for lane in self._lanes()]
-        return all(s is not None and s.sampling_ns is not None and now - s.sampling_ns > _CALM_NS for s in running)
+        """Whether all samplers have been at work for a while, and none shows the dead: these are to be seen dying."""
+        running = [(lane.gil, lane.current) for lane in self._lanes()]
+        return all(
+            s is not None and s.sampling_ns is not None and now - s.sampling_ns > _CALM_NS and (gil or not s.cut_deaths)
+            for gil, s in running
+        )
 
     def _watch_cost(self, now: int) -> None:
         running = [lane.current for lane in self._lanes() if lane.current is not None]

@@ -185,10 +185,11 @@ class Watcher:
     def _still_there(self, fresh: range) -> dict[int, Stat]:
         """What walking the trees would find, by the ids that are new: cheaper than asking all threads."""
         found = {pid: stat for pid in self._live if (stat := procfs.read_stat(pid)) is not None}
+        followed = set(self.listener.followed()) if fresh else set()
         for pid in fresh:
             if pid in found or pid in self.own_pids or (stat := procfs.read_stat(pid)) is None:
                 continue
-            if stat.ppid in found and not stat.ended and procfs.is_leader(pid):
+            if (pid in followed or stat.ppid in found) and not stat.ended and procfs.is_leader(pid):
                 found[pid] = stat
         return found
 

@@ -242,7 +242,7 @@ def test_the_status_line_is_live_on_a_terminal_that_nobody_else_uses(tmp_path: P
     target = subprocess.Popen(["sleep", "1000"])
     try:
         terminal = terminals([*map(str, RECORD), "-o", "s", "-p", str(target.pid)])
-        terminal.read_until(b"1 processes, 1 threads")
+        terminal.read_until(b"1 process, 1 thread")
         terminal.type(b"\x03")
         terminal.read_until(b"recorded (SIGINT)")
         assert terminal.wait() == 0
