@@ -75,9 +75,7 @@ class _Missing:
 
 def _process(facts: Facts, limits: Limits, pid: int) -> Finding | str | _Missing:
     of_pid = facts.threads_of(pid)
-    spun_ns = {t: facts.total_ns([RUNNING], [t]) - total_ns(facts.working(t)) for t in _waiters(facts, of_pid)}
-    running_ns = facts.total_ns([RUNNING], of_pid) - sum(spun_ns.values())
-    if running_ns <= 0:
+    if facts.total_ns([RUNNING], of_pid) == 0:
         return f"pid {pid}: no CPU time"
     # With too little CPU time for any function to matter there is nothing to be sure about.
     if facts.ceiling_of_state_pct(RUNNING, of_pid, work_stays=False) < limits["gives_back_pct"].value:
@@ -85,6 +83,8 @@ def _process(facts: Facts, limits: Limits, pid: int) -> Finding | str | _Missing
     period = _period_ns(facts, pid)
     if period is None:
         return _Missing(f"pid {pid}: no Python samples with times")
+    worked_ns = {t: total_ns(facts.working(t)) for t in of_pid}
+    running_ns = max(sum(worked_ns.values()), 1)
     threads, stacks, looks = facts.looks_on_cpu(pid)
     owners = facts.own_code["python"][stacks]
     known = owners != ROOT
@@ -104,8 +104,10 @@ def _process(facts: Facts, limits: Limits, pid: int) -> Finding | str | _Missing
     inside = _in_function(facts, owners, frame.function, frame.file)
     all_looks = np.bincount(threads, looks)
     hot_looks = np.bincount(threads[inside], looks[inside], len(all_looks))
-    worked = {t: 1 - spun / max(facts.total_ns([RUNNING], [t]), 1) for t, spun in spun_ns.items()}
-    parts = {t: float(hot_looks[t] / all_looks[t]) * worked.get(t, 1.0) for t in np.flatnonzero(hot_looks).tolist()}
+    parts = {
+        t: float(hot_looks[t] / all_looks[t]) * worked_ns[t] / facts.total_ns([RUNNING], [t])
+        for t in np.flatnonzero(hot_looks).tolist()
+    }
     gain = facts.ceiling_of_parts_pct(RUNNING, parts, of_pid)
     text = f"{label(frame)} holds {100 * share:.0f} % of the CPU time of pid {pid} ({100 * low:.0f}-{100 * high:.0f} %)"
     if 100 * low < limits["cpu_share_pct"].value or gain < limits["gives_back_pct"].value:
@@ -129,12 +131,6 @@ def _process(facts: Facts, limits: Limits, pid: int) -> Finding | str | _Missing
         f"{seconds(share * running_ns)} of CPU time in one function: {_MEND}",
         flame(facts, "cpu", [thread_name(facts, t) for t in parts]),
     )
-
-
-def _waiters(facts: Facts, threads: list[int]) -> list[int]:
-    """Those of the threads that waited for a GPU."""
-    tids = set(facts.gpu_waits.tid.tolist())
-    return [t for t in threads if facts.threads[t].tid in tids]
 
 
 def _by_gil(facts: Facts, limits: Limits, pid: int, gap: tuple[str, str]) -> Finding | str | _Missing:
