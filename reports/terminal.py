@@ -16,6 +16,7 @@ from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
+from perfscope.merge.tables import thread_keys
 from perfscope.model.finding import Diagnosis, Evidence, Finding, Severity, Verdict, Where
 from perfscope.model.info import CollectorReport, SessionInfo
 from perfscope.model.session import Session
@@ -310,9 +311,12 @@ def _on_cpu_ns(session: Session, threads: list[dict[str, Any]]) -> list[int]:
     sched = sched.sort_by([("pid", "ascending"), ("tid", "ascending")])
     pid, tid, off = (sched[name].to_numpy() for name in ("pid", "tid", "off_ns"))
     on = pc.fill_null(sched["on_ns"], session.info.stop_ns).to_numpy()
-    keys, spent = pid.astype(np.int64) << 32 | tid, []
-    for thread in threads:
-        first, last = np.searchsorted(keys, (thread["pid"] << 32 | thread["tid"]) + np.arange(2))
+    keys = thread_keys(pid, tid)
+    own = thread_keys([t["pid"] for t in threads], [t["tid"] for t in threads])
+    spent = []
+    for thread, first, last in zip(
+        threads, np.searchsorted(keys, own), np.searchsorted(keys, own, "right"), strict=True
+    ):
         start, end = thread["start_ns"], thread["end_ns"]
         away = np.clip(on[first:last], start, end) - np.clip(off[first:last], start, end)
         spent.append(end - start - int(away.sum()))

@@ -296,13 +296,25 @@ class Facts:
         """Every call in which the host waited for a GPU."""
         return calls_that_block(self.session)
 
+    def _waiting_for_gpu(self, thread: int) -> tuple[Int64, Int64]:
+        """When a thread was in such a call, as disjoint intervals in order."""
+        slices, calls = self.threads[thread], self.gpu_waits
+        mine = (calls.pid == slices.pid) & (calls.tid == slices.tid)
+        return union(calls.start[mine], calls.end[mine])
+
     def working(self, thread: int) -> tuple[Int64, Int64]:
         """When a thread was on a CPU, but for the calls in which it spun until a GPU was done."""
-        slices, calls = self.threads[thread], self.gpu_waits
+        slices, calls = self.threads[thread], self._waiting_for_gpu(thread)
         on = slices.state == RUNNING
-        mine = (calls.pid == slices.pid) & (calls.tid == slices.tid)
         running = union(slices.start_ns[on], slices.end_ns[on])
-        return without(running, union(calls.start[mine], calls.end[mine])) if mine.any() else running
+        return without(running, calls) if len(calls[0]) else running
+
+    def working_ns(self, thread: int) -> int:
+        """How long `working` is."""
+        slices, calls = self.threads[thread], self._waiting_for_gpu(thread)
+        on = slices.state == RUNNING
+        spun = overlap_ns(slices.start_ns[on], slices.end_ns[on], calls).sum() if len(calls[0]) else 0
+        return self.total_ns([RUNNING], [thread]) - int(spun)
 
     def looks_on_cpu(self, pid: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
         """(thread, stack_id, looks) of a Python process: how often a sampler saw each stack while it worked on a CPU.

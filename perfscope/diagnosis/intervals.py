@@ -136,11 +136,6 @@ def overlap_ns(start_ns: Int64, end_ns: Int64, within: tuple[Int64, Int64]) -> I
     return found
 
 
-def total_ns(spans: tuple[Int64, Int64]) -> int:
-    """How long disjoint intervals last together."""
-    return int((spans[1] - spans[0]).sum())
-
-
 def without(spans: tuple[Int64, Int64], cut: tuple[Int64, Int64]) -> tuple[Int64, Int64]:
     """What of disjoint, ordered intervals lies outside of others."""
     bounds = np.unique(np.concatenate([*spans, *cut]))

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 PROGRAM = """
-import json, statistics, sys
+import statistics, sys
 sys.path.insert(0, sys.argv[1])
 import torch
 from llm import PROMPT_TOKENS, WARM_UP_TOKENS, generate, load

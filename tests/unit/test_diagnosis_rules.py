@@ -345,10 +345,10 @@ def test_hotspot_without_stacks_is_not_evaluable(made):
     assert made.verdict("python-hotspot").verdict == "not_evaluable"
 
 
-def held_gil(made, tid, stack, looks, each_ms=40):
+def held_gil(made, tid, stack, looks):
     made.writer.append("samples", [
         {"source": "pyspy-gil", "pid": PID, "tid": tid, "stack_id": stack, "count": looks, "torn": False}
-        | {"duration_ns": looks * each_ms * 1_000_000}
+        | {"duration_ns": looks * 40 * MS}
     ])  # fmt: skip
 
 

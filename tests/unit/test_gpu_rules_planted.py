@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from perfscope.diagnosis.engine import diagnose
+from perfscope.diagnosis.facts import Facts
 from perfscope.merge import build_tree
+from perfscope.merge.timeline import slices_of
 from perfscope.model.session import Session
 
 RECORDED = Path(__file__).parents[1] / "data" / "gpu" / "planted"
@@ -59,6 +61,10 @@ def test_spinning_for_the_gpu_is_no_hotspot() -> None:
     session = Session.open(RECORDED / "pcie_full.perfscope")
     (verdict,) = [v for v in diagnose(session).verdicts if v.rule == "python-hotspot"]
     assert [f.where.function for f in verdict.findings] == ["write"]
+    facts = Facts(session, list(slices_of(session)))
+    for thread in range(len(facts.threads)):
+        begin, end = facts.working(thread)
+        assert facts.working_ns(thread) == int((end - begin).sum())
 
 
 def test_a_wait_is_counted_once_however_many_kernels_it_waited_for() -> None:

@@ -29,7 +29,7 @@ from perfscope.diagnosis.describe import (
     where,
 )
 from perfscope.diagnosis.facts import Facts
-from perfscope.diagnosis.intervals import Intervals, total_ns
+from perfscope.diagnosis.intervals import Intervals
 from perfscope.diagnosis.shares import wilson
 from perfscope.diagnosis.thresholds import Limits
 from perfscope.merge.slices import RUNNING, UNKNOWN
@@ -83,7 +83,7 @@ def _process(facts: Facts, limits: Limits, pid: int) -> Finding | str | _Missing
     period = _period_ns(facts, pid)
     if period is None:
         return _Missing(f"pid {pid}: no Python samples with times")
-    worked_ns = {t: total_ns(facts.working(t)) for t in of_pid}
+    worked_ns = {t: facts.working_ns(t) for t in of_pid}
     running_ns = max(sum(worked_ns.values()), 1)
     threads, stacks, looks = facts.looks_on_cpu(pid)
     owners = facts.own_code["python"][stacks]
