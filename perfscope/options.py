@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Options:
     """What the user asked of the collectors.
 
-    python_sampler: auto, pyspy or austin; "alternate" takes austin for every other process only, to compare the two.
+    python_sampler: auto, bpf, austin or pyspy; "alternate" takes another one for each process in turn, to compare them.
     """
 
     rate_hz: int = 100

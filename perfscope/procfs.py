@@ -182,6 +182,18 @@ def namespace_ids(pid: int, tid: int | None = None) -> list[int]:
     return []
 
 
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"
+"""PROC_PID_INIT_INO of the kernel (include/linux/proc_ns.h)."""
+
+
+def in_first_pid_namespace() -> bool:
+    """True if our process ids are those of the host's first pid namespace."""
+    try:
+        return os.readlink("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE  # noqa: PTH115 (no path)
+    except OSError:
+        return False
+
+
 def inner_to_host_tids(pid: int) -> dict[int, int]:
     """Thread ids as the process sees them -> as we see them; the identity outside containers."""
     return {ids[-1]: tid for tid in threads(pid) if (ids := namespace_ids(pid, tid))}

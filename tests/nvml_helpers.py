@@ -21,7 +21,7 @@ from perfscope.model.session_writer import SessionWriter
 import time
 
 def run(case):
-    owners.on_host = lambda: case["host"]
+    owners.in_first_pid_namespace = lambda: case["host"]
     collector_module._STOP_WAIT_S = 0.3
     sampler_module.SEARCH_NS, sampler_module.UNUSED_NS = 0, 100_000_000
     settings = Path(os.environ["FAKE_NVML"])

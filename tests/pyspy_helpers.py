@@ -80,13 +80,20 @@ class Recording:
             time.sleep(0.05)
 
     def sampled(self, pid: int, looks_s: float) -> Callable[[], bool]:
-        """True once a py-spy has been sampling that process for so long."""
+        """True once that process, as it is now, has been sampled for so long."""
 
         def reached() -> bool:
-            began = [i.sampling_ns for i in self.running(pid)]
-            return any(b is not None and time.monotonic_ns() - b > looks_s * 1e9 for b in began)
+            began = self.began_ns(pid)
+            return began is not None and time.monotonic_ns() - began > looks_s * 1e9
 
         return reached
+
+    def began_ns(self, pid: int) -> int | None:
+        """When what reads its stacks now began to."""
+        kernel = self.collector._kernel
+        if kernel is not None and pid in kernel.followed and kernel.follows(pid):
+            return kernel.followed[pid][-1].since_ns
+        return max((i.sampling_ns for i in self.running(pid) if i.sampling_ns is not None), default=None)
 
     def running(self, pid: int) -> list[Sampler]:
         return [
@@ -111,10 +118,22 @@ class Recording:
         return self.collector.report
 
 
-@pytest.fixture(params=["pyspy", "austin"])
+@pytest.fixture(params=["pyspy", "austin", "bpf"])
 def sampler(request: pytest.FixtureRequest) -> str:
     """Each sampler of Python stacks, as `--python-sampler` calls it."""
     return str(request.param)
+
+
+@pytest.fixture(params=["pyspy", "austin"])
+def tool(request: pytest.FixtureRequest) -> str:
+    """Each of them that is a program of its own."""
+    return str(request.param)
+
+
+@pytest.fixture
+def no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel reads no stacks, as where it is too old."""
+    monkeypatch.setattr("perfscope.collectors.pyspy.kernel.unavailable", lambda: ("it is not to", ""))
 
 
 @pytest.fixture

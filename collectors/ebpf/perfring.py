@@ -19,7 +19,33 @@ from perfscope.errors import CollectorError
 SYSCALL = {"x86_64": 298, "aarch64": 241}
 ATTR_SIZE = 112
 ENABLE, FD_CLOEXEC = 0x2400, 8
+SOFTWARE, CPU_CLOCK = 1, 0
 RECORD_LOST, RECORD_SAMPLE, RECORD_MMAP2 = 2, 9, 10
+
+
+def open_event(what: str, attr: bytearray, cpu: int) -> int:
+    """Descriptor of an event on one CPU, of whatever runs there. Raises CollectorError if the kernel refuses it."""
+    if platform.machine() not in SYSCALL:
+        raise CollectorError(f"no system call numbers known for {platform.machine()}")
+    libc = c.CDLL(None, use_errno=True)
+    descriptor: int = libc.syscall(
+        SYSCALL[platform.machine()], (c.c_char * ATTR_SIZE).from_buffer(attr), -1, cpu, -1, c.c_ulong(FD_CLOEXEC)
+    )
+    if descriptor < 0:
+        error = c.get_errno()
+        denied = error in (errno.EACCES, errno.EPERM)
+        raise CollectorError(
+            f"perf_event_open {what}: {os.strerror(error)}",
+            hint="run as root, or: sysctl kernel.perf_event_paranoid=-1" if denied else None,
+        )
+    return descriptor
+
+
+def open_timer(cpu: int, period_ns: int) -> int:
+    """Descriptor of a timer on one CPU. Raises CollectorError if the kernel refuses it."""
+    attr = bytearray(ATTR_SIZE)
+    struct.pack_into("<IIQQ", attr, 0, SOFTWARE, ATTR_SIZE, CPU_CLOCK, period_ns)
+    return open_event("of a timer", attr, cpu)
 
 
 class PerfRing:
@@ -27,19 +53,7 @@ class PerfRing:
 
     def __init__(self, what: str, attr: bytearray, cpu: int, pages: int) -> None:
         """`what` names the event in errors. Raises CollectorError if the kernel refuses it."""
-        if platform.machine() not in SYSCALL:
-            raise CollectorError(f"no system call numbers known for {platform.machine()}")
-        libc = c.CDLL(None, use_errno=True)
-        self.fd = libc.syscall(
-            SYSCALL[platform.machine()], (c.c_char * ATTR_SIZE).from_buffer(attr), -1, cpu, -1, c.c_ulong(FD_CLOEXEC)
-        )
-        if self.fd < 0:
-            error = c.get_errno()
-            denied = error in (errno.EACCES, errno.EPERM)
-            raise CollectorError(
-                f"perf_event_open {what}: {os.strerror(error)}",
-                hint="run as root, or: sysctl kernel.perf_event_paranoid=-1" if denied else None,
-            )
+        self.fd = open_event(what, attr, cpu)
         self._size = pages * mmap.PAGESIZE
         try:
             self._map = mmap.mmap(self.fd, self._size + mmap.PAGESIZE)

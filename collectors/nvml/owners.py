@@ -15,17 +15,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from perfscope.collectors.nvml.devices import Device
-
-_FIRST_PID_NAMESPACE = "pid:[4026531836]"
-"""PROC_PID_INIT_INO of the kernel (include/linux/proc_ns.h)."""
-
-
-def on_host() -> bool:
-    """True if our process ids are those of the host's first pid namespace."""
-    try:
-        return os.readlink("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE  # noqa: PTH115 (no path)
-    except OSError:
-        return False
+from perfscope.procfs import in_first_pid_namespace
 
 
 def opened(pid: int) -> set[int]:
@@ -81,7 +71,7 @@ class Owners:
     """What was seen of the target on each device. `listed` ids are the driver's, all others are ours."""
 
     def __init__(self, host: bool | None = None) -> None:
-        self.host = on_host() if host is None else host
+        self.host = in_first_pid_namespace() if host is None else host
         self.used: set[str] = set()
         self.held: set[str] = set()
         """Devices that a process of the target was seen to have open: all that is known if it is never listed."""

@@ -209,14 +209,21 @@ class Seen:
 
 @dataclass
 class Target:
-    """One Python process being watched."""
+    """One Python process being watched.
+
+    by_kernel: whether the kernel reads its stacks, not the samplers of its lanes; instead: why it doesn't, where it was
+    to. came_ns: when this, or the program that it is now, was first seen.
+    """
 
     process: Process
     lanes: list[Lane]
     naming: Naming
     started_wall: float
     same_mounts: bool
+    came_ns: int
     attached: bool = False
+    by_kernel: bool = False
+    instead: str | None = None
     threads: dict[int, Seen] = field(default_factory=dict)
     ended_ns: int | None = None
     _image: tuple[bytes, ...] | None = None
@@ -229,7 +236,7 @@ class Target:
         uptime = time.clock_gettime(time.CLOCK_BOOTTIME) - process.start_ticks / os.sysconf("SC_CLK_TCK")
         lanes = [Lane(context, process.pid, austin, gil=False), Lane(context, process.pid, gil=True)]
         naming = Naming(context, process.pid)
-        return cls(process, lanes, naming, time.time() - uptime, _same_mounts(process.pid))
+        return cls(process, lanes, naming, time.time() - uptime, _same_mounts(process.pid), came_ns=time.monotonic_ns())
 
     def look(self, now: int, stat: procfs.Stat | None, born: int | None) -> None:
         """Notes which threads are there, and that the process became another program.
@@ -241,7 +248,7 @@ class Target:
             return
         if stat.image is not None:
             if self._image is not None and stat.image != self._image:
-                for lane in self.lanes:
+                for lane in self.lanes if not self.by_kernel else ():
                     lane.program_changed(self._looked_ns)
             self._image, self._looked_ns = stat.image, now
         present = [tid for tid, seen in self.threads.items() if not seen.dead]
@@ -260,8 +267,8 @@ class Target:
         there = set(present)
         for tid, seen in self.threads.items():
             seen.dead = tid not in there
-        # austin knows no names; py-spy calls a thread by the name of a dead one whose handle it got.
-        unnamed = len(self.threads) > len(present) or self.lanes[0].austin is not None
+        # The kernel and austin know no names; py-spy calls a thread by the name of a dead one whose handle it got.
+        unnamed = len(self.threads) > len(present) or self.by_kernel or self.lanes[0].austin is not None
         self.naming.tick((self.threads[tid].inner for tid in present) if unnamed else (), now)
 
     def source(self, name: str) -> str | None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from perfscope.clock import ClockMap
+from perfscope.clock import MONOTONIC, ClockMap
+from perfscope.collectors.pyspy import kernelrows
+from perfscope.collectors.pyspy.kernel import Kernel
 from perfscope.collectors.pyspy.lane import Lane, Target
 from perfscope.collectors.pyspy.rawfile import read_raw
 from perfscope.collectors.pyspy.rows import Timed, place, share_out, write_timed
@@ -48,10 +51,18 @@ class Reading:
         self._dead = self._gil_looks = self._behind = self._restarts = 0
         self._instead: Counter[str] = Counter()
         self._pids: dict[str, dict[int, int]] = {}
+        self.by_kernel = False
+        self._unread = 0
+        self._kernel_clock: ClockMap | None = None
 
     def target(self, target: Target) -> None:
         """Reads all files of one process."""
         stacks, gil = target.lanes
+        if target.instead is not None:
+            self._instead[f"not by the kernel: {target.instead}"] += 1
+        if target.by_kernel:
+            self._names(target)
+            return
         if _too_brief(stacks) and _too_brief(gil):
             whose = "process" if target.ended_ns is not None else "the recording of process"
             self.problems.append(f"{whose} {target.process.pid} ended before py-spy had looked at it")
@@ -59,7 +70,7 @@ class Reading:
             self._failures(target, stacks, "stacks")
             self._failures(target, gil, "GIL holders")
         if stacks.instead is not None:
-            self._instead[stacks.instead] += 1
+            self._instead[f"by py-spy, not by austin: {stacks.instead}"] += 1
         self._restarts += stacks.restarts
         judge = TornJudge(self.writer.stacks, target.source)
         until = self.stop_ns if target.ended_ns is None else min(self.stop_ns, target.ended_ns)
@@ -67,12 +78,45 @@ class Reading:
         for instance in sorted(stacks.done, key=lambda i: i.began_ns, reverse=True):
             if instance.whole:
                 until = min(until, self._segment(target, instance, judge, until))
-        for tid, seen in target.threads.items():
-            if (name := target.naming.names.get(seen.inner)) is not None:
-                self.writer.note_thread(target.process.pid, tid, name=name, named_by="python")
+        self._names(target)
         for instance in gil.done:
             if instance.whole:
                 self._gil(target, instance, judge)
+
+    def _names(self, target: Target) -> None:
+        for tid, seen in target.threads.items():
+            if (name := target.naming.names.get(seen.inner)) is not None:
+                self.writer.note_thread(target.process.pid, tid, name=name, named_by="python")
+
+    def kernel(self, kernel: Kernel, ended_ns: Mapping[int, int | None]) -> None:
+        """Reads what the kernel saw, of all processes. ended_ns: when each was seen to be gone."""
+        ends = {pid: end for pid, end in ended_ns.items() if end is not None}
+        span = self.start_ns, self.stop_ns
+        try:
+            seen = kernelrows.read(kernel.directory, kernel.followed, kernel.period_ns, span, self.writer.stacks)
+        except OSError as error:
+            self.problems.append(f"what the kernel saw can't be read: {error.strerror}")
+            return
+        rows, looks = seen.rows, seen.rows.looks
+        assert looks is not None
+        write_timed(self.writer, "pyspy", rows, looks, np.zeros(len(looks), bool))
+        self.writer.append("samples", kernelrows.gil_rows(seen, kernel.period_ns))
+        self.by_kernel = True
+        self.looks += seen.looks
+        self.unsound += seen.unsound + sum(kernel.lost)
+        self._unread = seen.unread
+        lost_looks, lost_words = kernel.lost
+        if lost_looks or lost_words:
+            self.problems.append(f"{lost_looks} looks and {lost_words} stacks' descriptions lost (buffers full)")
+        if seen.untold:
+            self.problems.append(f"of {seen.untold} stacks not all code could be read")
+        for pid, programs in kernel.followed.items():
+            self._covered += [
+                (max(program.since_ns, self.start_ns), min(self.stop_ns, ends.get(pid, self.stop_ns)))
+                for program in programs
+            ]
+            self._pids.setdefault("bpf", {})[pid] = 0
+        self._kernel_clock = dataclasses.replace(MONOTONIC, resolution_ns=kernel.period_ns)
 
     def _failures(self, target: Target, lane: Lane, what: str) -> None:
         pid, before = target.process.pid, len(self.problems)
@@ -179,6 +223,11 @@ class Reading:
         )
 
     @property
+    def by_others(self) -> bool:
+        """Whether a sampler read stacks, too."""
+        return bool(self._pids.keys() - {"bpf"})
+
+    @property
     def missing_share(self) -> float:
         """Share of the looks promised that never came, 0..1."""
         return self.late / self._expected if self._expected else 0.0
@@ -202,7 +251,7 @@ class Reading:
     def clock_map(self) -> ClockMap | None:
         """The first py-spy's clock with the worst error of all: each has its own zero, its file is mapped with that."""
         if not self._clocks:
-            return None
+            return self._kernel_clock
         worst = max(self._clocks, key=lambda c: c.error_ns)
         slowest = max(c.resolution_ns for c in self._clocks)
         return dataclasses.replace(self._clocks[0], error_ns=worst.error_ns, method=worst.method, resolution_ns=slowest)
@@ -226,7 +275,7 @@ class Reading:
     def notes(self) -> list[str]:
         """Plain sentences that a reader of the session must know."""
         notes = [
-            f"py-spy, instead of austin, read the stacks of {count} process{'es' if count > 1 else ''}: {why}"
+            f"the stacks of {count} process{'es' if count > 1 else ''} were read {why}"
             for why, count in self._instead.items()
         ]
         if self._restarts:
@@ -253,6 +302,8 @@ class Reading:
             notes.append(f"py-spy said {often} that it is over a second late")
         if self.errors:
             notes.append(f"{self.errors} looks failed to read a stack")
+        if self._unread:
+            notes.append(f"{self._unread} looks left out, as reading stacks would have taken over 2 % of a CPU")
         if self._dead:
             notes.append(f"threads that died: {self._dead}; their last stacks are cut where /proc last showed them")
         return notes

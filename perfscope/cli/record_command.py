@@ -60,9 +60,9 @@ def _ncu_mode(_: click.Context, __: click.Parameter, value: str | None) -> str |
 @click.option("--blocking", is_flag=True, help="Stop the target for each Python sample: no torn stacks, slower target.")
 @click.option(
     "--python-sampler",
-    type=click.Choice(["auto", "pyspy", "austin"]),
+    type=click.Choice(["auto", "bpf", "austin", "pyspy"]),
     default="auto",
-    help="What reads Python stacks. [default: auto, austin where it is installed and can, else py-spy]",
+    help="What reads Python stacks. [default: auto, the first of bpf, austin and pyspy that can]",
 )
 @click.option(
     "--ebpf-backend",
@@ -159,8 +159,10 @@ def command(
             "kernel and saves what it writes from the first CUDA call on",
             hint="perfscope record --ncu -- CMD starts it; record running processes without --ncu",
         )
-    if python_sampler == "austin" and (native or blocking):
-        raise UsageError("austin never stops the target: --native and --blocking are py-spy's", hint="leave one out")
+    if python_sampler in ("austin", "bpf") and (native or blocking):
+        raise UsageError(
+            f"{python_sampler} never stops the target: --native and --blocking are py-spy's", hint="leave one out"
+        )
     if user and pids:
         raise UsageError("--user says who runs a command; running processes have their users already")
     run_as = RunAs.named(user) if user else None

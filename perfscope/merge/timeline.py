@@ -254,7 +254,7 @@ class _RunningLooks:
         most = np.minimum(
             length // np.maximum(looks.period[row] // 100, 1) + 1, max(_MOST_LOOKS // max(len(row), 1), 1)
         )
-        count = np.clip(looks.count[row], 1, most)
+        count = np.clip(looks.count[row], 0, most)
         index = np.repeat(np.arange(len(row)), count)
         nth = np.arange(len(index)) - np.repeat(np.cumsum(count) - count, count)
         time = looks.at[row[index]] + length[index] // count[index] * nth

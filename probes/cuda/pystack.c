@@ -26,13 +26,11 @@ enum { OWNED_BY_GENERATOR = 1, OWNED_BY_FRAME_OBJECT = 2, OWNED_BY_INTERPRETER =
 
 static int from_debug_offsets(const uint64_t *table, uint32_t minor)
 {
-	// 64-bit words: cookie, version, free_threaded, then groups of words that each start with a size.
-	const uint64_t *interpreter = table + 3 + 3;
-	const uint64_t *thread = interpreter + (minor >= 14 ? 14 : 13);
-	const uint64_t *frame = thread + 9;
-	const uint64_t *code = frame + (minor >= 14 ? 7 : 6);
-	const uint64_t *bytes = code + 10 + 2 + 4 + 3 + 3 + (minor >= 14 ? 4 : 0) + 3 + 2 + 3;
-	const uint64_t *text = bytes + 3;
+	// 64-bit words: cookie, version, free_threaded, then groups of words that each start with a size (the headers' own
+	// pycore_debug_offsets.h says where).
+	int new = minor >= 14;
+	const uint64_t *thread = table + (new ? 22 : 19), *frame = table + (new ? 31 : 28), *code = table + (new ? 39 : 34);
+	const uint64_t *bytes = table + (new ? 74 : 64), *text = table + (new ? 77 : 67);
 	at = (struct layout){.tstate_frame = thread[4], .frame_previous = frame[1], .frame_code = frame[2],
 			     .frame_instruction = frame[3], .frame_owner = frame[5], .code_file = code[1],
 			     .code_name = code[3], .code_lines = code[4], .code_first_line = code[5], .code_bytes = code[9],

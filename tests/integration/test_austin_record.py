@@ -22,6 +22,8 @@ from perfscope.model.session import Session
 from perfscope.options import Options
 
 program = pyspy_helpers.program
+no_kernel = pyspy_helpers.no_kernel
+pytestmark = pytest.mark.usefixtures("no_kernel")
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -87,7 +89,7 @@ def test_a_program_whose_names_it_cannot_read_goes_to_py_spy(tmp_path: Path, pro
     recording.until(recording.sampled(target.pid, 0.5))
     session = recording.finish()
     assert any(name in row["names"] for row in looks(session))
-    assert any("py-spy, instead of austin" in note and "could not read" in note for note in recording.report.notes)
+    assert any("by py-spy, not by austin" in note and "could not read" in note for note in recording.report.notes)
     assert recording.report.details["sampler"].endswith("py-spy")
 
 
@@ -130,7 +132,8 @@ def test_a_recording_killed_at_any_moment_of_its_start_leaves_no_sampler_and_no_
     (tmp_path / "elsewhere").mkdir()
 
     def start(pid: int, folder: Path) -> subprocess.Popen[bytes]:
-        argv = [*PERFSCOPE, "record", "--collect", "pyspy", "-p", str(pid), "-o", "same-name"]
+        argv = [*PERFSCOPE, "record", "--collect", "pyspy", "--python-sampler", "austin", "-p", str(pid)]
+        argv += ["-o", "same-name"]
         return subprocess.Popen(argv, stderr=subprocess.DEVNULL, cwd=folder)
 
     bystander = start(other.pid, tmp_path / "elsewhere")
@@ -155,7 +158,8 @@ def test_the_session_says_which_sampler_it_was_and_its_flame_graph_shows_the_pro
 ) -> None:
     target = program(MARKS)
     line(target)
-    argv = [*PERFSCOPE, "record", "--collect", "pyspy", "-d", "1", "-p", str(target.pid), "-o", str(tmp_path / "s")]
+    argv = [*PERFSCOPE, "record", "--collect", "pyspy", "--python-sampler", "austin", "-d", "1"]
+    argv += ["-p", str(target.pid), "-o", str(tmp_path / "s")]
     subprocess.run(argv, check=True, capture_output=True)
     session = Session.open(tmp_path / "s")
     report = session.info.collectors["pyspy"]

@@ -22,14 +22,15 @@ from perfscope.options import Options
 
 program = pyspy_helpers.program
 sampler = pyspy_helpers.sampler
+tool = pyspy_helpers.tool
 
 
 def test_the_guards_command_makes_a_sampler_write_and_end(
-    tmp_path: Path, program: Callable[..., subprocess.Popen[str]], sampler: str
+    tmp_path: Path, program: Callable[..., subprocess.Popen[str]], tool: str
 ) -> None:
     target = program(MARKS)
     line(target)
-    recording = Recording(tmp_path, Options(python_sampler=sampler))
+    recording = Recording(tmp_path, Options(python_sampler=tool))
     recording.start(target.pid)
     recording.until(recording.sampled(target.pid, 0.3))
     (running,) = recording.running(target.pid)
@@ -58,11 +59,11 @@ def test_a_stopped_process_is_sampled_once_it_goes_on(
 
 
 def test_a_killed_sampler_costs_a_stated_interval_only(
-    tmp_path: Path, program: Callable[..., subprocess.Popen[str]], sampler: str
+    tmp_path: Path, program: Callable[..., subprocess.Popen[str]], tool: str
 ) -> None:
     target = program(MARKS)
     line(target)
-    recording = Recording(tmp_path, Options(python_sampler=sampler))
+    recording = Recording(tmp_path, Options(python_sampler=tool))
     recording.start(target.pid)
     recording.until(recording.sampled(target.pid, 0.5))
     (first,) = recording.running(target.pid)
@@ -74,7 +75,7 @@ def test_a_killed_sampler_costs_a_stated_interval_only(
     assert recording.report.status == "partial"
     assert "missing f" in recording.report.why and "SIGKILL" in recording.report.why
     covered = recording.report.covered_ns
-    if sampler == "pyspy":  # writes its file at its end
+    if tool == "pyspy":  # writes its file at its end
         assert covered[0][0] > first.ended_ns
     else:
         assert len(covered) == 2 and covered[0][1] <= first.ended_ns <= covered[1][0]
@@ -129,7 +130,11 @@ def test_a_target_that_exits_at_once_is_said_not_raised(
     recording.until(lambda: all(lane.current is None for lane in recording.collector._lanes()))
     recording.finish()
     assert recording.report.status == "unavailable"
-    assert recording.report.why == f"process {target.pid} ended before py-spy had looked at it"
+    assert recording.report.why == (
+        "1 of 1 Python processes came and went too quickly to be sampled"
+        if sampler == "bpf"
+        else f"process {target.pid} ended before py-spy had looked at it"
+    )
 
 
 def test_nothing_python_is_unavailable(tmp_path: Path) -> None:

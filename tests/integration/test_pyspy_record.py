@@ -257,7 +257,7 @@ def test_a_process_that_becomes_another_program_is_followed(
     target.stdin.write("\n")
     target.stdin.flush()
     line(target)
-    recording.until(lambda: any(i.began_ns > told_ns for i in recording.running(target.pid)))
+    recording.until(lambda: (recording.began_ns(target.pid) or 0) > told_ns)
     recording.until(recording.sampled(target.pid, 0.5))
     session = recording.finish()
     ends = {name: max(r["time_ns"] + r["duration_ns"] for r in looks(session) if name in r["names"]) for name in

@@ -94,7 +94,10 @@ def true_stacks(path: Path, pid: int, sampler: str) -> int:
         else:
             made_up, marked = made_up + 1, marked + row["torn"]
     assert wrongly == 0 and marked == made_up
-    assert (recording.report.details["torn_share"] > 0) == (made_up > 0)
+    if sampler == "bpf":
+        assert made_up == 0  # its looks interrupt the thread whose stack they read
+    else:
+        assert (recording.report.details["torn_share"] > 0) == (made_up > 0)
     return true
 
 

@@ -1,0 +1,186 @@
+"""Python stacks read by the kernel where they run: probes/bpf/python.bpf.c at work on the processes of a recording.
+
+Nothing is woken for a look, so that it costs the target some microseconds: there is one at each tick of a timer on each
+CPU, of the thread that runs there, and one where a thread is back on a CPU, of the stack it had while it was off.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import os
+import platform
+import struct
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from perfscope import probes, procfs
+from perfscope.collectors.ebpf import libbpf, privilege
+from perfscope.collectors.ebpf.backend_libbpf import kernel_has
+from perfscope.collectors.ebpf.perfring import online_cpus, open_timer
+from perfscope.collectors.ebpf.ring import drain_last, open_ring
+from perfscope.collectors.pyspy import interpreter, remote
+from perfscope.collectors.pyspy.interpreter import PROCESS_BYTES, Interpreter
+from perfscope.collectors.pyspy.kernelfile import LOOK
+from perfscope.collectors.pyspy.remote import Asleep
+from perfscope.errors import CollectorError
+
+PROGRAMS = ("on_tick", "on_return", "on_leave", "on_exit", "on_fork", "on_exec")
+RETURN = "sched_exit_tp"
+"""The tracepoint in a thread that is back on a CPU. Since Linux 6.16."""
+RING_BYTES = 16 << 20
+_PROCESS = struct.Struct("<5Q")
+_THREAD = struct.Struct("<4Q4I")  # struct thread of python.bpf.c
+_OFF = 2
+
+
+def unavailable() -> tuple[str, str] | None:
+    """Why this can't run here and what mends it; None where it can, as far as can be told without trying."""
+    try:
+        privilege.require_bpf()
+        libbpf.library()
+        if not kernel_has(RETURN):
+            return f"the kernel has no tracepoint {RETURN}", "Linux 6.16 or newer"
+    except CollectorError as error:
+        return str(error), error.hint or ""
+    if platform.machine() not in ("x86_64", "aarch64"):
+        return f"not made for {platform.machine()}", ""
+    if not procfs.in_first_pid_namespace():
+        return "perfscope runs with process ids of its own (a container's)", "docker run --pid host"
+    return None
+
+
+class _Words:
+    """What is told of code objects and stacks: records of all sizes, few of them, each through a call from libbpf."""
+
+    _CALLBACK = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.c_size_t)
+
+    def __init__(self, map_fd: int, path: Path) -> None:
+        self._file = path.open("ab")
+        self._error: OSError | None = None
+        self._callback = self._CALLBACK(self._take)  # kept alive: the library calls it
+        self._ring = libbpf.library().ring_buffer__new(map_fd, self._callback, None, None)
+        if not self._ring:
+            raise CollectorError(f"ring_buffer__new: {os.strerror(c.get_errno())}")
+
+    def _take(self, _: int, data: int, size: int) -> int:
+        try:
+            self._file.write(c.string_at(data, size))
+        except OSError as error:
+            self._error = error
+            return -1
+        return 0
+
+    def drain(self) -> bool:
+        """Raises OSError if it can't be written (disk full)."""
+        taken = libbpf.library().ring_buffer__consume(self._ring)
+        if self._error is None and taken:
+            self._file.flush()
+        if self._error is not None:
+            raise self._error
+        return bool(taken == 0)
+
+    def close(self) -> None:
+        libbpf.library().ring_buffer__free(self._ring)
+        try:
+            self._file.close()
+        except OSError:
+            if self._error is None:
+                raise
+
+
+@dataclass
+class Followed:
+    """A process whose stacks the kernel reads, or read. threads: those it had when that began, at since_ns."""
+
+    interpreter: Interpreter
+    since_ns: int
+    threads: frozenset[int]
+    spent_ns: int = 0
+    looks: int = 0
+    asleep: list[Asleep] = field(default_factory=list)
+
+
+class Kernel:
+    """The programs, loaded and attached. followed: by pid, in the order of time where a pid had several programs."""
+
+    def __init__(self, directory: Path, rate_hz: int) -> None:
+        """Raises CollectorError if they can't run here."""
+        if (why := unavailable()) is not None:
+            raise CollectorError(why[0], hint=why[1] or None)
+        self.directory = directory
+        # A little off the rate that was asked for: a program's own timers mostly have round periods.
+        self.period_ns = 10**9 // rate_hz + 10**9 // rate_hz // 99
+        self.followed: dict[int, list[Followed]] = {}
+        self.lost = (0, 0)
+        self._object = libbpf.Object(probes.path("bpf", "python.bpf.o"), PROGRAMS)
+        try:
+            self._processes = self._object.map("processes", 4, PROCESS_BYTES)
+            self._threads = self._object.map("threads", 4, _THREAD.size)
+            self._looks = open_ring(self._object.map("looks").fd, RING_BYTES, LOOK.itemsize, directory / "looks.bin")
+            self._words = _Words(self._object.map("words").fd, directory / "words.bin")
+            for cpu in online_cpus():
+                self._object.attach_event("on_tick", open_timer(cpu, self.period_ns))
+            for program in PROGRAMS[1:]:
+                self._object.attach(program)
+        except CollectorError:
+            self._object.close()
+            raise
+
+    def follow(self, pid: int) -> None:
+        """Has its stacks read from now on. Raises Unreadable."""
+        found = interpreter.find(pid)
+        key = struct.pack("<I", pid)
+        if not self._processes.add(key, found.packed(self.period_ns)) and pid in self.followed:
+            return
+        now, threads = time.monotonic_ns(), frozenset(procfs.threads(pid))
+        self.followed.setdefault(pid, []).append(Followed(found, now, threads))
+
+    def follows(self, pid: int) -> bool:
+        """False from the moment that it calls exec on: what it is then must be followed anew."""
+        return self._processes.get(struct.pack("<I", pid)) is not None
+
+    @property
+    def spent_ns(self) -> int:
+        """CPU time that all looks took, as far as counted, in the threads they were of."""
+        return sum(program.spent_ns for programs in self.followed.values() for program in programs)
+
+    def _count(self) -> None:
+        for pid, programs in self.followed.items():
+            if (entry := self._processes.get(struct.pack("<I", pid))) is not None:
+                *_, programs[-1].spent_ns, programs[-1].looks = _PROCESS.unpack_from(entry)
+
+    def ended(self, pid: int) -> None:
+        """The process is gone."""
+        self._count()
+        self._processes.delete(struct.pack("<I", pid))
+
+    def drain(self) -> None:
+        """Moves what was seen into files. Raises OSError (disk full)."""
+        self._looks.drain()
+        self._words.drain()
+
+    def stop(self) -> None:
+        """Looks at the threads that sleep on, then detaches. Raises OSError (disk full)."""
+        for pid, programs in self.followed.items():
+            if self.follows(pid):
+                programs[-1].asleep = remote.asleep(
+                    programs[-1].interpreter, procfs.inner_to_host_tids(pid), self._off_since
+                )
+        self._count()
+        self._object.detach()
+        try:
+            drain_last([self._looks, self._words])
+        finally:
+            self.lost = self._object.counter(0), self._object.counter(1)
+            self._looks.close()
+            self._words.close()
+            self._object.close()
+
+    def _off_since(self, tid: int) -> int | None:
+        """When that thread left the CPU; 0 if it never was seen on one, None if it is on one now."""
+        entry = self._threads.get(struct.pack("<I", tid))
+        if entry is None:
+            return 0
+        off: int = _THREAD.unpack(entry)[_OFF]
+        return off or None

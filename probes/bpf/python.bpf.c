@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause)
+// Python stacks of chosen processes, read where they run: at a timer's tick on each CPU, and where a thread leaves its
+// CPU. Nothing is woken and nothing is stopped for it, and a stack is of one moment: its own thread is the one that is
+// interrupted. Where CPython keeps what is read comes from outside, in `processes`.
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include <bpf/bpf_core_read.h>
+#include "python.h"
+
+typedef __u8 u8;
+typedef __u16 u16;
+typedef __u32 u32;
+typedef __u64 u64;
+typedef _Bool bool;
+#define CORE __attribute__((preserve_access_index))
+
+struct upid { int nr; } CORE;
+struct pid { unsigned int level; struct upid numbers[1]; } CORE;
+struct task_struct { int pid, tgid; struct pid *thread_pid; } CORE;
+
+#define FRAMES 256		/* of a stack; more are cut off at its root */
+#define STATES 256		/* threads of an interpreter that are looked through for one */
+#define FIRST_AGAIN_NS 500000	/* a thread without a state of its own, a newborn or a library's, is asked again then, */
+#define MOST_DOUBLED 7		/* and after twice that, and so on, up to 64 ms */
+#define FULL_NS 2000000		/* of walking time may be saved up, to be spent at once */
+
+/* A thread as it was last seen. */
+struct thread {
+	u64 state, look, off, due;	/* off: when it left the CPU, 0: on one; due: the next look */
+	u32 flags, asked, alone, inner;	/* inner: its id as its process sees it */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, 8192);
+	__type(key, u32); __type(value, struct process);
+} processes SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_LRU_HASH); __uint(max_entries, 65536); __type(key, u32); __type(value, struct thread); } threads SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_LRU_HASH); __uint(max_entries, 131072); __type(key, u64); __type(value, u8); } told SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_RINGBUF); __uint(max_entries, 16 << 20); } looks SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_RINGBUF); __uint(max_entries, 16 << 20); } words SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, 8); __type(key, u32); __type(value, u64); } lost SEC(".maps");
+
+struct scratch {
+	u64 refilled, allowance;
+	u64 at, hash;	/* of a walk along frames, or threads: kept here, where the verifier need not follow it */
+	u32 depth, inner;
+	u8 raw[256];
+	struct stack stack;
+	struct code code;
+};
+struct { __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY); __uint(max_entries, 2); __type(key, u32); __type(value, struct scratch); } scratches SEC(".maps");
+
+static __always_inline void count(u32 what, u64 n)
+{
+	u64 *value = bpf_map_lookup_elem(&lost, &what);
+	if (value)
+		__sync_fetch_and_add(value, n);
+}
+
+static __always_inline u64 load(u64 address)
+{
+	u64 value = 0;
+	bpf_probe_read_user(&value, sizeof(value), (void *)address);
+	return value;
+}
+
+static __always_inline u64 mix(u64 hash, u64 value)
+{
+	hash = (hash ^ value) * 0x9e3779b97f4a7c15;
+	return hash ^ hash >> 29;
+}
+
+/* A word, half or byte of what was read in one piece. */
+#define AT(type, offset) (*(type *)(s->raw + ((offset) & 127)))
+
+struct walk { struct process *p; struct scratch *s; };
+
+static long next_state(u32 i, struct walk *w)
+{
+	struct scratch *s = w->s;
+	if ((u32)load(s->at + w->p->state_tid) == s->inner) {
+		s->hash = s->at;
+		return 1;
+	}
+	u64 next = load(s->at + w->p->state_next);
+	if (!next && !i) {	/* a fork's only thread may keep the id it had before */
+		s->hash = s->at;
+		s->depth = 1;
+	}
+	s->at = next;
+	return !next;
+}
+
+static __always_inline u64 find_state(struct process *p, struct scratch *s, u32 inner)
+{
+	struct walk w = { .p = p, .s = s };
+	s->hash = s->depth = 0;
+	s->inner = inner;
+	s->at = load(p->interpreter + p->threads_head);
+	if (s->at)
+		bpf_loop(STATES, next_state, &w, 0);
+	return s->hash;
+}
+
+static __always_inline u64 text(u64 object, struct process *p, u8 *out, u32 *kind)
+{
+	u64 length = load(object + p->text_length);
+	u32 state = (u32)load(object + p->text_state);
+	u32 wide = state >> p->text_shift & 7, ascii = state >> (p->text_shift + 4) & 1;
+	u64 bytes = length * wide;
+	*kind = ascii ? 0 : wide;
+	if (bytes > TEXT)
+		bytes = TEXT;
+	if (bpf_probe_read_user(out, bytes & (2 * TEXT - 1), (void *)(object + (ascii ? p->text_ascii : p->text_compact))))
+		return 0;
+	return bytes;
+}
+
+/* What is to be known of a code object, once. */
+static __noinline int tell_code(struct process *p, struct scratch *s, u64 address, u64 key)
+{
+	u8 yes = 1;
+	u64 bytes;
+	if (!p || !s || bpf_map_lookup_elem(&told, &key))
+		return 0;
+	struct code *c = &s->code;
+	c->kind = CODE;
+	c->tgid = bpf_get_current_pid_tgid() >> 32;
+	c->key = key;
+	c->first_line = (u32)load(address + p->code_first_line);
+	c->file_bytes = text(load(address + p->code_file), p, c->file, &c->file_kind);
+	c->name_bytes = text(load(address + p->code_name), p, c->name, &c->name_kind);
+	u64 lines = load(address + p->code_lines);
+	bytes = load(lines + p->bytes_size);
+	c->lines_whole = bytes <= LINES;
+	if (bytes > LINES)
+		bytes = 0;
+	if (bpf_probe_read_user(c->lines, bytes & (2 * LINES - 1), (void *)(lines + p->bytes_data)))
+		bytes = 0;
+	c->lines_bytes = bytes;
+	if (bpf_ringbuf_output(&words, c, sizeof(*c) - sizeof(c->lines) + (bytes & (2 * LINES - 1)), BPF_RB_NO_WAKEUP))
+		count(LOST_WORDS, 1);
+	else
+		bpf_map_update_elem(&told, &key, &yes, BPF_ANY);
+	return 0;
+}
+
+static long tell_frame(u32 i, struct walk *w)
+{
+	struct frame *f = &w->s->stack.frames[i & (FRAMES - 1)];
+	tell_code(w->p, w->s, f->code, f->key);
+	return 0;
+}
+
+static __always_inline void tell_stack(struct walk *w)
+{
+	struct stack *stack = &w->s->stack;
+	u64 id = stack->id;
+	u8 yes = 1;
+	u32 depth = w->s->depth;
+	if (depth > FRAMES)
+		return;
+	bpf_loop(depth, tell_frame, w, 0);
+	if (bpf_ringbuf_output(&words, stack, sizeof(*stack) - sizeof(stack->frames) + depth * sizeof(struct frame), BPF_RB_NO_WAKEUP))
+		count(LOST_WORDS, 1);
+	else
+		bpf_map_update_elem(&told, &id, &yes, BPF_ANY);
+}
+
+static long next_frame(u32 i, struct walk *w)
+{
+	struct process *p = w->p;
+	struct scratch *s = w->s;
+	if (bpf_probe_read_user(s->raw, 96, (void *)s->at))
+		return 1;
+	u64 code = AT(u64, p->frame_code) & ~3ull, at = AT(u64, p->frame_instruction);
+	u8 owner = AT(u8, p->frame_owner);
+	s->at = AT(u64, p->frame_previous);
+	if (owner >= OWNED_BY_INTERPRETER || !code)
+		return !s->at;	/* a marker between C and Python, no function */
+	if (s->depth >= FRAMES) {
+		s->stack.cut = 1;
+		return 1;
+	}
+	if (bpf_probe_read_user(s->raw, 96, (void *)(code + p->code_window)))
+		return 1;
+	u64 start = code + p->code_bytes, key = mix(code, AT(u64, p->code_name - p->code_window));
+	key = mix(key, AT(u64, p->code_lines - p->code_window) ^ AT(u32, p->code_first_line - p->code_window));
+	struct frame *f = &s->stack.frames[s->depth & (FRAMES - 1)];
+	f->code = code;
+	f->key = key = mix(key, p->tgid);
+	f->instruction = at >= start ? (at - start) / 2 : 0;
+	f->pad = 0;
+	s->hash = mix(mix(s->hash, key), f->instruction);
+	s->depth++;
+	return !s->at;
+}
+
+/* Reads the frames of the thread into the scratch, innermost first. Returns the stack's id, 0 for none. */
+static __always_inline u64 read_stack(struct process *p, struct scratch *s, u64 frame, u32 tgid)
+{
+	struct walk w = { .p = p, .s = s };
+	if (!frame)
+		return 0;
+	s->at = frame;
+	s->hash = 1;
+	s->depth = 0;
+	s->stack.kind = STACK;
+	s->stack.tgid = tgid;
+	s->stack.cut = 0;
+	bpf_loop(FRAMES + 64, next_frame, &w, 0);
+	s->stack.depth = s->depth;
+	u64 hash = s->stack.id = s->hash;
+	if (s->depth && !bpf_map_lookup_elem(&told, &hash))
+		tell_stack(&w);
+	return s->depth ? hash : 0;
+}
+
+static __always_inline u64 current_frame(struct process *p, u64 state)
+{
+	u64 frame = load(state + p->state_frame);
+	return p->through_cframe && frame ? load(frame + p->cframe_frame) : frame;
+}
+
+static __always_inline struct thread *thread_of(u32 tid)
+{
+	struct thread *t = bpf_map_lookup_elem(&threads, &tid), fresh = {};
+	if (t)
+		return t;
+	struct task_struct *task = (void *)bpf_get_current_task();
+	struct pid *pid = BPF_CORE_READ(task, thread_pid);
+	u32 level = BPF_CORE_READ(pid, level);
+	bpf_probe_read_kernel(&fresh.inner, sizeof(fresh.inner), (void *)pid + bpf_core_field_offset(pid->numbers) +
+			      level * bpf_core_type_size(struct upid) + bpf_core_field_offset(struct upid, nr));
+	bpf_map_update_elem(&threads, &tid, &fresh, BPF_ANY);
+	return bpf_map_lookup_elem(&threads, &tid);
+}
+
+static __always_inline int own_state(struct process *p, struct thread *t, struct scratch *s, u64 now)
+{
+	if (t->state && ((u32)load(t->state + p->state_tid) == t->inner || t->alone))
+		return 1;
+	if (now < t->due)
+		return 0;
+	t->due = now + (FIRST_AGAIN_NS << t->asked);
+	if (t->asked < MOST_DOUBLED)
+		t->asked++;
+	t->state = find_state(p, s, t->inner);
+	t->alone = s->depth;
+	return t->state != 0;
+}
+
+static __always_inline void tell(struct thread *t, u64 now, u64 since, u64 id, u32 tgid, u32 tid, u32 flags)
+{
+	struct look *l = bpf_ringbuf_reserve(&looks, sizeof(*l), 0);
+	t->look = id;
+	t->flags = flags;
+	if (!l) {
+		count(LOST_LOOKS, 1);
+		t->flags = ~0;
+		return;
+	}
+	l->time = now;
+	l->since = since;
+	l->stack = id;
+	l->tgid = tgid;
+	l->tid = tid;
+	l->flags = flags;
+	l->pad = 0;
+	bpf_ringbuf_submit(l, BPF_RB_NO_WAKEUP);
+}
+
+static __always_inline int look(u32 flags, bool leaves)
+{
+	u32 tid = (u32)bpf_get_current_pid_tgid(), tgid = bpf_get_current_pid_tgid() >> 32, tick = flags & AT_TICK;
+	struct process *p = bpf_map_lookup_elem(&processes, &tgid);
+	if (!p)
+		return 0;
+	u64 now = bpf_ktime_get_ns();
+	struct scratch *s = bpf_map_lookup_elem(&scratches, &tick);
+	struct thread *t = thread_of(tid);
+	if (!s || !t)
+		return 0;
+	u64 since = leaves ? now : tick ? 0 : t->off;
+	t->off = leaves ? now : 0;
+	if (!tick && now < t->due)
+		return 0;
+	if (!own_state(p, t, s, now))
+		return 0;
+	u64 frame = current_frame(p, t->state), id = 0;
+	if (p->gil && (u32)load(p->gil + p->gil_locked) == 1 && load(p->gil + p->gil_holder) == t->state)
+		flags |= HOLDS_GIL;
+	s->allowance += (now - s->refilled) / SHARE_OF_TIME;
+	if (s->allowance > FULL_NS)
+		s->allowance = FULL_NS;
+	s->refilled = now;
+	if (tick || s->allowance)
+		id = read_stack(p, s, frame, tgid);
+	else
+		flags |= UNREAD;
+	t->due = now + p->period_ns / 2 + bpf_get_prandom_u32() % (p->period_ns | 1) / 2;
+	if (tick || t->look != id || t->flags != flags)	/* else it left the CPU where it had left it before */
+		tell(t, now, since, id, tgid, tid, flags);
+	u64 spent = bpf_ktime_get_ns() - now;
+	s->allowance = s->allowance > spent ? s->allowance - spent : 0;
+	__sync_fetch_and_add(&p->spent_ns, spent);
+	__sync_fetch_and_add(&p->looks, 1);
+	return 0;
+}
+
+SEC("perf_event")
+int on_tick(void *ctx)
+{
+	return look(AT_TICK, 0);
+}
+
+/* A thread's stack while it was off the CPU is what it has when it is back on one: there, it is known how long that
+ * was, and its memory can be read. */
+SEC("tp_btf/sched_exit_tp")
+int BPF_PROG(on_return, bool switched)
+{
+	return switched ? look(0, 0) : 0;
+}
+
+SEC("tp_btf/sched_switch")
+int on_leave(u64 *ctx)
+{
+	u32 tid = (u32)bpf_get_current_pid_tgid();
+	struct thread *t = bpf_map_lookup_elem(&threads, &tid);
+	if (!t)
+		return 0;
+	if (!t->look)	/* it may never come back */
+		return look(0, 1);
+	t->off = bpf_ktime_get_ns();
+	return 0;
+}
+
+/* Its stack is no more. */
+static __always_inline void end(u32 tgid, u32 tid)
+{
+	struct thread *t = bpf_map_lookup_elem(&threads, &tid);
+	if (!t)
+		return;
+	if (t->look)
+		tell(t, bpf_ktime_get_ns(), 0, 0, tgid, tid, ENDED);
+	bpf_map_delete_elem(&threads, &tid);
+}
+
+SEC("tp_btf/sched_process_exit")
+int BPF_PROG(on_exit, struct task_struct *task)
+{
+	end(task->tgid, task->pid);
+	return 0;
+}
+
+/* A fork has its parent's memory, until it calls exec. */
+SEC("tp_btf/sched_process_fork")
+int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
+{
+	u32 from = parent->tgid, to = child->tgid;
+	struct process *p = bpf_map_lookup_elem(&processes, &from);
+	if (!p || from == to)
+		return 0;
+	struct process copy = *p;
+	copy.tgid = to;
+	copy.spent_ns = copy.looks = 0;	/* the reader's own count of the rest */
+	bpf_map_update_elem(&processes, &to, &copy, BPF_NOEXIST);
+	return 0;
+}
+
+SEC("tp_btf/sched_process_exec")
+int BPF_PROG(on_exec, struct task_struct *task, int old)
+{
+	u32 tgid = task->tgid;
+	end(tgid, old);
+	bpf_map_delete_elem(&processes, &tgid);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
