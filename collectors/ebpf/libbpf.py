@@ -28,6 +28,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bpf_program__attach": (_P, [_P]),
     "bpf_program__attach_tracepoint_opts": (_P, [_P, c.c_char_p, c.c_char_p, _P]),
     "bpf_program__attach_perf_event": (_P, [_P, c.c_int]),
+    "bpf_program__attach_kprobe": (_P, [_P, c.c_bool, c.c_char_p]),
     "bpf_link__destroy": (c.c_int, [_P]),
     "bpf_object__find_map_by_name": (_P, [_P, c.c_char_p]),
     "bpf_map__fd": (c.c_int, [_P]),
@@ -191,6 +192,10 @@ class Object:
     def attach_event(self, program: str, descriptor: int) -> None:
         """To a perf event, whose descriptor is closed with the link."""
         self._link(program, lambda p: library().bpf_program__attach_perf_event(p, descriptor))
+
+    def attach_function(self, program: str, function: str) -> None:
+        """To the entry of a function of the kernel."""
+        self._link(program, lambda p: library().bpf_program__attach_kprobe(p, False, function.encode()))
 
     def attach_tracepoint(self, program: str, category: str, event: str, cookie: int) -> None:
         options = _TracepointOptions(c.sizeof(_TracepointOptions), cookie)

@@ -1,4 +1,4 @@
-"""What of py-spy and austin can run on this host, and what mends the rest."""
+"""What of the ways to read Python stacks can run on this host, and what mends the rest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import subprocess
 from pathlib import Path
 
 from perfscope.collectors.base import Check
-from perfscope.collectors.pyspy import austin
+from perfscope.collectors.ebpf import libbpf
+from perfscope.collectors.pyspy import austin, interpreter, kernel
 from perfscope.collectors.pyspy.instance import binary
 from perfscope.errors import CollectorError
 from perfscope.options import Options
@@ -39,7 +40,16 @@ def check(options: Options) -> list[Check]:
         rows = [Check("pyspy", "py-spy", "ok", f"version {version(binary())}")]
     except CollectorError as error:
         return [Check("pyspy", "py-spy", "unavailable", str(error), error.hint or "")]
-    return [*rows, _permission(), _austin()]
+    return [*rows, _permission(), _kernel(), _austin()]
+
+
+def _kernel() -> Check:
+    """BPF programs read the same stacks at a small part of any sampler's cost, and tear none."""
+    what = "bpf (Python stacks, the cheapest, none torn)"
+    if (why := kernel.unavailable()) is not None:
+        return Check("pyspy", what, "degraded", f"{why[0]}: a sampler reads the stacks", why[1])
+    versions = " to ".join(f"{major}.{minor}" for major, minor in interpreter.READS)
+    return Check("pyspy", what, "ok", f"libbpf {libbpf.version()}; reads Python {versions}, samplers the others")
 
 
 def _austin() -> Check:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes as c
 import os
 import platform
+import re
 import struct
 import time
 from dataclasses import dataclass, field
@@ -25,9 +26,11 @@ from perfscope.collectors.pyspy.kernelfile import LOOK
 from perfscope.collectors.pyspy.remote import Asleep
 from perfscope.errors import CollectorError
 
-PROGRAMS = ("on_tick", "on_return", "on_leave", "on_exit", "on_fork", "on_exec")
-RETURN = "sched_exit_tp"
-"""The tracepoint in a thread that is back on a CPU. Since Linux 6.16."""
+_PROGRAMS = ("on_leave", "on_exit", "on_fork", "on_exec")
+_RETURN = "sched_exit_tp"
+"""The tracepoint in a thread that is back on a CPU. Since Linux 6.16; before that a function is probed there."""
+_FUNCTION = re.compile(rb"[0-9a-f]+ [tT] (finish_task_switch(?:\.isra\.\d+|\.constprop\.\d+)*)$", re.M)
+_PROBES = Path("/sys/bus/event_source/devices/kprobe/type")
 RING_BYTES = 16 << 20
 _PROCESS = struct.Struct("<5Q")
 _THREAD = struct.Struct("<4Q4I")  # struct thread of python.bpf.c
@@ -39,8 +42,8 @@ def unavailable() -> tuple[str, str] | None:
     try:
         privilege.require_bpf()
         libbpf.library()
-        if not kernel_has(RETURN):
-            return f"the kernel has no tracepoint {RETURN}", "Linux 6.16 or newer"
+        if not kernel_has(_RETURN) and _return_function() is None:
+            return f"the kernel has no tracepoint {_RETURN}, nor can its functions be probed", "Linux 6.16 or newer"
     except CollectorError as error:
         return str(error), error.hint or ""
     if platform.machine() not in ("x86_64", "aarch64"):
@@ -48,6 +51,14 @@ def unavailable() -> tuple[str, str] | None:
     if not procfs.in_first_pid_namespace():
         return "perfscope runs with process ids of its own (a container's)", "docker run --pid host"
     return None
+
+
+def _return_function() -> str | None:
+    """This kernel's name of what it calls in a thread that is back on a CPU; None if that can't be probed."""
+    if not _PROBES.exists():
+        return None
+    found = _FUNCTION.search(Path("/proc/kallsyms").read_bytes())
+    return found[1].decode() if found else None
 
 
 class _Words:
@@ -113,7 +124,9 @@ class Kernel:
         self.period_ns = 10**9 // rate_hz + 10**9 // rate_hz // 99
         self.followed: dict[int, list[Followed]] = {}
         self.lost = (0, 0)
-        self._object = libbpf.Object(probes.path("bpf", "python.bpf.o"), PROGRAMS)
+        function = None if kernel_has(_RETURN) else _return_function()
+        back = "on_return" if function is None else "on_return_probe"
+        self._object = libbpf.Object(probes.path("bpf", "python.bpf.o"), ("on_tick", back, *_PROGRAMS))
         try:
             self._processes = self._object.map("processes", 4, PROCESS_BYTES)
             self._threads = self._object.map("threads", 4, _THREAD.size)
@@ -121,7 +134,9 @@ class Kernel:
             self._words = _Words(self._object.map("words").fd, directory / "words.bin")
             for cpu in online_cpus():
                 self._object.attach_event("on_tick", open_timer(cpu, self.period_ns))
-            for program in PROGRAMS[1:]:
+            if function is not None:
+                self._object.attach_function(back, function)
+            for program in _PROGRAMS if function is not None else (back, *_PROGRAMS):
                 self._object.attach(program)
         except CollectorError:
             self._object.close()

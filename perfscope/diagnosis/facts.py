@@ -319,10 +319,11 @@ class Facts:
     def looks_on_cpu(self, pid: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
         """(thread, stack_id, looks) of a Python process: how often a sampler saw each stack while it worked on a CPU.
 
-        A row of samples says when its first look was; the others lie somewhere in its duration. A stack of many rows
-        was on the CPU in the share of its first looks that fall on running slices; one of few rows (a hot loop, seen
-        unchanged for long) in the share of its duration that was running. Code of the standard library that only waits
-        is never on the CPU for as long as a look's error. Torn samples are left out.
+        A row of samples says when its first look was; the others lie somewhere in its duration. So a row of one look
+        tells. Of the rows of several, a stack of many was on the CPU in the share of its first looks that fall on
+        running slices; one of few (a hot loop, seen unchanged for long) in the share of its duration that was running.
+        Code of the standard library that only waits is never on the CPU for as long as a look's error. Torn samples are
+        left out.
         """
         rows = self.rows("samples", source=["pyspy", "austin"], pid=pid, torn=False)
         rows = rows.select(["tid", "time_ns", "duration_ns", "stack_id", "count"]).drop_null()
@@ -332,13 +333,16 @@ class Facts:
             thread = self.index.get((pid, tid))
             if thread is None:
                 continue
-            mine, running = tids == tid, self.working(thread)
-            first, length = times[mine], np.maximum(lengths[mine], 1)
+            mine, running = (tids == tid) & (counts > 0), self.working(thread)
+            first, length, count = times[mine], np.maximum(lengths[mine], 1), counts[mine]
             distinct, which = np.unique(stacks[mine], return_inverse=True)
-            number = np.bincount(which)
-            by_looks = np.bincount(which, overlap_ns(first, first + 1, running)) / number
-            by_time = np.bincount(which, overlap_ns(first, first + length, running)) / np.bincount(which, length)
-            looks = np.bincount(which, counts[mine]) * np.where(number >= _MANY_ROWS, by_looks, by_time)
+            on, several = overlap_ns(first, first + 1, running), count > 1
+            number = np.maximum(np.bincount(which, several), 1)
+            by_looks = np.bincount(which, on * several) / number
+            running_ns = overlap_ns(first, first + length, running)
+            by_time = np.bincount(which, running_ns * several) / np.maximum(np.bincount(which, length * several), 1)
+            share = np.where(number >= _MANY_ROWS, by_looks, by_time)
+            looks = np.bincount(which, on * ~several) + np.bincount(which, count * several) * share
             looks[[futex_state(self.stacks, s) == SLEEP for s in distinct.tolist()]] = 0
             parts.append((np.full(len(distinct), thread, np.int64), distinct.astype(np.int32), looks))
         if not parts:

@@ -38,6 +38,8 @@ _TIGHTEST_SHARE = 0.5
 _FEWEST_SAMPLES = 20
 """Samples below which the earliest says little: each sees a function up to half a millisecond after it began."""
 _EARLY_SHARE = 0.02
+_SAMPLERS = {"bpf": ("bpf", 0.0), "py-spy": ("pyspy", 0.0), "austin": ("austin", _EARLY_SHARE)}
+"""What reads Python stacks, as a session calls it: its name here, and the share of its stamps left out as early."""
 _EARLIEST_NS = 200_000_000
 """How far before what it saw a stamp may be: the worst anchor, when the wall clock is set while py-spy starts."""
 
@@ -169,16 +171,12 @@ def _python(session: Session, directory: Path) -> list[ClockResult]:
     """The clocks of those samplers that were used, told apart by the processes that each read; py-spy's if none was."""
     report = session.info.collectors.get("pyspy")
     errors: dict[str, dict[str, int]] = report.details.get("clock_error_ns", {}) if report else {}
-    found = []
-    if "py-spy" in errors or not errors:
-        found.append(_sampled(session, directory, "pyspy", errors.get("py-spy", {}), 0))
-    if "austin" in errors:
-        found.append(_sampled(session, directory, "austin", errors["austin"], _EARLY_SHARE))
-    return found
+    used = [name for name in _SAMPLERS if name in errors] or ["py-spy"]
+    return [_sampled(session, directory, *_SAMPLERS[name], errors.get(name, {})) for name in used]
 
 
 def _sampled(
-    session: Session, directory: Path, name: str, errors: Mapping[str, int], early_share: float
+    session: Session, directory: Path, name: str, early_share: float, errors: Mapping[str, int]
 ) -> ClockResult:
     """errors: stated bound in ns of each process that this sampler read, by pid. early_share: of stamps, left out."""
     samples = session.table("samples").filter(_untorn(session))

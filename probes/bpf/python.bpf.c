@@ -323,6 +323,14 @@ int BPF_PROG(on_return, bool switched)
 	return switched ? look(0, 0) : 0;
 }
 
+/* Before Linux 6.16, which has the tracepoint: the function that the kernel calls in the thread that it has switched to.
+ * The loader puts this kernel's own name of it there. */
+SEC("kprobe/finish_task_switch")
+int on_return_probe(void *ctx)
+{
+	return look(0, 0);
+}
+
 SEC("tp_btf/sched_switch")
 int on_leave(u64 *ctx)
 {

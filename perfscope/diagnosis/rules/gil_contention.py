@@ -120,12 +120,12 @@ class _Holder:
 def _holders(facts: Facts, pid: int) -> tuple[list[_Holder], float, str]:
     """The function that held the GIL most and those that may have as well; of how many looks; measured by what.
 
-    py-spy's --gil samples see the holder itself; without enough of them, looks at the process's threads on a CPU
+    Samples of who held the GIL see the holder itself; without enough of them, looks at the process's threads on a CPU
     stand for it, which native code that has released the GIL can share in.
     """
     samples = facts.rows("samples", source="pyspy-gil", pid=pid, torn=False)
     stacks, counts = samples["stack_id"].to_numpy(), samples["count"].to_numpy()
-    by = "samples (py-spy --gil, counts)"
+    by = "samples of who held the GIL"
     if counts.sum() < _ENOUGH_GIL_SAMPLES:
         _, stacks, counts = facts.looks_on_cpu(pid)
         by = "Python samples of threads on a CPU (sched)"
