@@ -43,7 +43,7 @@ def unavailable() -> tuple[str, str] | None:
         privilege.require_bpf()
         libbpf.library()
         if not kernel_has(_RETURN) and _return_function() is None:
-            return f"the kernel has no tracepoint {_RETURN}, nor can its functions be probed", "Linux 6.16 or newer"
+            return f"the kernel has no tracepoint {_RETURN}, nor can its functions be probed", "Linux 6.16 or newer, or CONFIG_KPROBES"
     except CollectorError as error:
         return str(error), error.hint or ""
     if platform.machine() not in ("x86_64", "aarch64"):

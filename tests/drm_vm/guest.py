@@ -15,13 +15,16 @@ import threading
 import time
 from pathlib import Path
 
+from perfscope import procfs
 from perfscope.collectors.base import Context
 from perfscope.collectors.ebpf import EbpfCollector
+from perfscope.collectors.pyspy import PySpyCollector
 from perfscope.model.info import SessionInfo
 from perfscope.model.session_writer import SessionWriter
 from perfscope.options import Options
 
 NAPS, READS, READ_BYTES = 20, 20, 65536
+SPIN_NS = 2_000_000_000
 
 
 def submit(jobs: int, told: list[dict[str, int]]) -> None:
@@ -49,6 +52,13 @@ def nap(told: dict[str, int]) -> None:
     told["after"] = time.monotonic_ns()
 
 
+def spin(told: dict[str, int]) -> None:
+    told |= {"tid": threading.get_native_id(), "from": time.monotonic_ns()}
+    while time.thread_time_ns() < SPIN_NS:
+        pass
+    told["until"] = time.monotonic_ns()
+
+
 def read_disk() -> None:
     fd = os.open("/dev/vda", os.O_RDONLY | os.O_DIRECT)
     buffer = mmap.mmap(-1, READ_BYTES)
@@ -68,27 +78,37 @@ def main(directory: Path) -> None:
     writer = SessionWriter(scratch)
     ebpf = EbpfCollector(Context(writer.raw / "ebpf", Options(ebpf_backend="libbpf"), lambda key, argv: None))
     ebpf.start([os.getpid()])
+    python = PySpyCollector(Context(writer.raw / "pyspy", Options(python_sampler="bpf"), lambda key, argv: None))
+    python.start([os.getpid()])
+    itself = procfs.process(os.getpid())
+    assert itself is not None
+    python.process_started(itself)
     start_ns = time.monotonic_ns()
     submitters: list[dict[str, int]] = []
     napper: dict[str, int] = {}
+    spinner: dict[str, int] = {}
     submit(4, submitters)
-    for target in (lambda: submit(3, submitters), lambda: nap(napper)):
+    for target in (lambda: submit(3, submitters), lambda: nap(napper), lambda: spin(spinner)):
         thread = threading.Thread(target=target)
         thread.start()
         thread.join()
     before = disk_counts()
     read_disk()
     after = disk_counts()
+    python.stop()
     ebpf.stop()
     stop_ns = time.monotonic_ns()
-    ebpf.read(writer, start_ns, stop_ns)
-    info = SessionInfo(start_ns=start_ns, stop_ns=stop_ns, collectors={"ebpf": ebpf.report})
+    for collector in (ebpf, python):
+        collector.read(writer, start_ns, stop_ns)
+    reports = {"ebpf": ebpf.report, "pyspy": python.report}
+    info = SessionInfo(start_ns=start_ns, stop_ns=stop_ns, clocks=python.clocks, collectors=reports)
     shutil.copytree(writer.finish(info), directory / "session.perfscope")
     truth = {
         "release": platform.release(),
         "pid": os.getpid(),
         "submitters": submitters,
         "napper": napper,
+        "spinner": spinner,
         "disk": [now - then for now, then in zip(after, before, strict=True)],
         "read_bytes": READS * READ_BYTES,
         "doctor": {check.what: [check.state, check.why] for check in ebpf.check(Options())},

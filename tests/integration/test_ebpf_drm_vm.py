@@ -102,6 +102,24 @@ def test_the_same_objects_record_on_an_older_kernel(recorded: tuple[Truth, Sessi
 
 
 @pytest.mark.timeout(300)
+def test_python_stacks_of_a_kernel_without_the_tracepoint(recorded: tuple[Truth, Session]) -> None:
+    truth, session = recorded
+    report = session.info.collectors["pyspy"]
+    assert report.status == "ok" and report.details["sampler"] == "bpf", report
+    assert report.lost_events == 0
+    samples = [r for r in rows(session, "samples") if r["source"] == "pyspy"]
+    for who, function in (("napper", "nap"), ("spinner", "spin")):
+        told = truth[who]
+        mine = [r for r in samples if r["tid"] == told["tid"]]
+        seen = [r for r in mine if function in {f.function for f in session.stacks.path(r["stack_id"])}]
+        inside = [r for r in seen if told["from"] <= r["time_ns"] < told["until"]]
+        span = sum(min(r["time_ns"] + r["duration_ns"], told["until"]) - r["time_ns"] for r in inside)
+        assert span > 0.8 * (told["until"] - told["from"]), who
+    looks = sum(r["count"] for r in samples if r["tid"] == truth["spinner"]["tid"])
+    assert looks > 100  # 2 s of CPU time at 100 Hz, in a machine whose timer is emulated
+
+
+@pytest.mark.timeout(300)
 def test_doctor_sees_the_driver(recorded: tuple[Truth, Session]) -> None:
     state, why = recorded[0]["doctor"]["GPU scheduler events (drm)"]
     assert state == "ok"
