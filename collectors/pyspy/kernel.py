@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfscope import probes, procfs
+from perfscope.clock import ClockMap
 from perfscope.collectors.ebpf import libbpf, privilege
 from perfscope.collectors.ebpf.backend_libbpf import kernel_has
 from perfscope.collectors.ebpf.perfring import online_cpus, open_timer
@@ -32,6 +33,14 @@ _RETURN = "sched_exit_tp"
 _FUNCTION = re.compile(rb"[0-9a-f]+ [tT] (finish_task_switch(?:\.isra\.\d+|\.constprop\.\d+)*)$", re.M)
 _PROBES = Path("/sys/bus/event_source/devices/kprobe/type")
 RING_BYTES = 16 << 20
+CLOCK = ClockMap(
+    "monotonic",
+    0,
+    100_000,
+    method="stamped on CLOCK_MONOTONIC in the timer's interrupt, just after it stopped the thread",
+)
+"""Until its handler reads the clock an interrupt takes 15 to 20 us on a virtual machine (`perfscope doctor --clock`). A
+stamp can't be early, and one of a switch is exact."""
 _PROCESS = struct.Struct("<5Q")
 _THREAD = struct.Struct("<4Q4I")  # struct thread of python.bpf.c
 _OFF = 2
@@ -43,7 +52,8 @@ def unavailable() -> tuple[str, str] | None:
         privilege.require_bpf()
         libbpf.library()
         if not kernel_has(_RETURN) and _return_function() is None:
-            return f"the kernel has no tracepoint {_RETURN}, nor can its functions be probed", "Linux 6.16 or newer, or CONFIG_KPROBES"
+            why = f"the kernel has no tracepoint {_RETURN}, nor can its functions be probed"
+            return why, "Linux 6.16 or newer, or CONFIG_KPROBES"
     except CollectorError as error:
         return str(error), error.hint or ""
     if platform.machine() not in ("x86_64", "aarch64"):

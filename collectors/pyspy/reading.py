@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.clock import MONOTONIC, ClockMap
+from perfscope.clock import ClockMap
 from perfscope.collectors.pyspy import kernelrows
-from perfscope.collectors.pyspy.kernel import Kernel
+from perfscope.collectors.pyspy.kernel import CLOCK, Kernel
 from perfscope.collectors.pyspy.lane import Lane, Target
 from perfscope.collectors.pyspy.rawfile import read_raw
 from perfscope.collectors.pyspy.rows import Timed, place, share_out, write_timed
@@ -115,8 +115,8 @@ class Reading:
                 (max(program.since_ns, self.start_ns), min(self.stop_ns, ends.get(pid, self.stop_ns)))
                 for program in programs
             ]
-            self._pids.setdefault("bpf", {})[pid] = 0
-        self._kernel_clock = dataclasses.replace(MONOTONIC, resolution_ns=kernel.period_ns)
+            self._pids.setdefault("bpf", {})[pid] = CLOCK.error_ns
+        self._kernel_clock = dataclasses.replace(CLOCK, resolution_ns=kernel.period_ns)
 
     def _failures(self, target: Target, lane: Lane, what: str) -> None:
         pid, before = target.process.pid, len(self.problems)
