@@ -34,10 +34,10 @@ _FUNCTION = re.compile(rb"[0-9a-f]+ [tT] (finish_task_switch(?:\.isra\.\d+|\.con
 _PROBES = Path("/sys/bus/event_source/devices/kprobe/type")
 RING_BYTES = 16 << 20
 CLOCK = ClockMap(
-    "monotonic",
-    0,
-    100_000,
-    method="stamped on CLOCK_MONOTONIC in the timer's interrupt, just after it stopped the thread",
+    domain="monotonic",
+    offset_ns=0,
+    error_ns=100_000,
+    method="stamped on CLOCK_MONOTONIC in the timer's interrupt, just after it has stopped the thread",
 )
 """Until its handler reads the clock an interrupt takes 15 to 20 us on a virtual machine (`perfscope doctor --clock`). A
 stamp can't be early, and one of a switch is exact."""
