@@ -282,7 +282,7 @@ static __always_inline int look(u32 flags, bool leaves)
 	struct thread *t = thread_of(tid);
 	if (!s || !t)
 		return 0;
-	u64 since = leaves ? now : tick ? 0 : t->off;
+	u64 off = t->off, since = leaves ? now : tick ? 0 : off;
 	t->off = leaves ? now : 0;
 	if (!tick && now < t->due)
 		return 0;
@@ -300,6 +300,8 @@ static __always_inline int look(u32 flags, bool leaves)
 	else
 		flags |= UNREAD;
 	t->due = now + p->period_ns / 2 + bpf_get_prandom_u32() % (p->period_ns | 1) / 2;
+	if (tick && off)	/* it is back on the CPU just now, and on_return hasn't been called for it yet: that look is due */
+		tell(t, now, off, id, tgid, tid, flags & ~AT_TICK);
 	if (tick || t->look != id || t->flags != flags)	/* else it left the CPU where it had left it before */
 		tell(t, now, since, id, tgid, tid, flags);
 	u64 spent = bpf_ktime_get_ns() - now;
