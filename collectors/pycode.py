@@ -49,8 +49,9 @@ def _unsigned(table: bytes, at: int) -> tuple[int, int]:
     while at < len(table):
         byte = table[at]
         at += 1
-        value |= (byte & 63) << shift
-        shift += 6
+        if shift < 60:  # no line or column is larger: what claims to be is broken
+            value |= (byte & 63) << shift
+            shift += 6
         if not byte & 64:
             break
     return value, at
