@@ -22,7 +22,7 @@ LOOK = np.dtype(
 )
 AT_TICK, HOLDS_GIL, UNREAD, ENDED = 1, 2, 4, 8
 STACK, CODE = 1, 2
-_TEXT = 1024
+_MOST_FRAMES, _TEXT, _MOST_LINES = 256, 1024, 8192
 _STACK, _CODE = struct.Struct("<IIQII"), struct.Struct("<IIQ8I")
 _FRAME = np.dtype([("code", "<u8"), ("key", "<u8"), ("instruction", "<u4"), ("pad", "<u4")])
 CUT = Frame("state", "[deeper frames not read]")
@@ -58,7 +58,7 @@ def _stack(words: Words, data: bytes, at: int) -> int:
         return 0
     _, _, number, depth, cut = _STACK.unpack_from(data, at)
     size = int(_STACK.size + depth * _FRAME.itemsize)
-    if at + size > len(data):
+    if at + size > len(data) or depth > _MOST_FRAMES:
         return 0
     frames = np.frombuffer(data, _FRAME, depth, at + _STACK.size)
     words.stacks[number] = list(zip(frames["key"].tolist(), frames["instruction"].tolist(), strict=True)), cut != 0
@@ -71,7 +71,7 @@ def _code(words: Words, data: bytes, at: int) -> int:
     _, _, key, first_line, files, file_kind, names, name_kind, lines, _, _ = _CODE.unpack_from(data, at)
     body = at + _CODE.size
     size = int(_CODE.size + 2 * _TEXT + lines)
-    if at + size > len(data) or max(files, names) > _TEXT:
+    if at + size > len(data) or max(files, names) > _TEXT or lines > _MOST_LINES:
         return 0
     words.codes[key] = Code(
         text(data[body : body + files], file_kind),

@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 
 from perfscope.collectors.pycode import Code
 
-MODULES = ("argparse", "ast", "asyncio.base_events", "dataclasses", "enum", "inspect", "subprocess", "tarfile", "typing")
+MODULES = (
+    "argparse",
+    "ast",
+    "asyncio.base_events",
+    "dataclasses",
+    "enum",
+    "inspect",
+    "subprocess",
+    "tarfile",
+    "typing",
+)
 
 
 def objects(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -66,7 +76,9 @@ EXPRESSIONS = st.recursive(
 STATEMENTS = st.one_of(
     st.builds("    v = {}\n".format, EXPRESSIONS),
     st.builds("    with {} as w:\n        pass\n".format, EXPRESSIONS),
-    st.builds("    try:\n        {}\n    except E as e:{}\n        raise\n    finally:\n        f()\n".format, NAMES, GAPS),
+    st.builds(
+        "    try:\n        {}\n    except E as e:{}\n        raise\n    finally:\n        f()\n".format, NAMES, GAPS
+    ),
     st.builds("    while ({}):\n        yield {}\n        continue\n".format, EXPRESSIONS, NAMES),
     st.builds("{}    def inner(p={}): return p\n".format, GAPS, NAMES),
 )
