@@ -7,6 +7,7 @@ CPU, of the thread that runs there, and one where a thread is back on a CPU, of 
 from __future__ import annotations
 
 import ctypes as c
+import mmap
 import os
 import platform
 import re
@@ -41,6 +42,8 @@ CLOCK = ClockMap(
 )
 """Until its handler reads the clock an interrupt takes 15 to 20 us on a virtual machine (`perfscope doctor --clock`). A
 stamp can't be early, and one of a switch is exact."""
+PERHAPS = 4096
+"""Size of `perhaps` in python.bpf.c, which is all of the object's .bss."""
 _PROCESS = struct.Struct("<5Q")
 _THREAD = struct.Struct("<4Q4I")  # struct thread of python.bpf.c
 _OFF = 2
@@ -139,6 +142,7 @@ class Kernel:
         self._object = libbpf.Object(probes.path("bpf", "python.bpf.o"), ("on_tick", back, *_PROGRAMS))
         try:
             self._processes = self._object.map("processes", 4, PROCESS_BYTES)
+            self._perhaps = mmap.mmap(self._object.map(".bss").fd, PERHAPS)
             self._threads = self._object.map("threads", 4, _THREAD.size)
             self._looks = open_ring(self._object.map("looks").fd, RING_BYTES, LOOK.itemsize, directory / "looks.bin")
             self._words = _Words(self._object.map("words").fd, directory / "words.bin")
@@ -156,6 +160,7 @@ class Kernel:
         """Has its stacks read from now on. Raises Unreadable."""
         found = interpreter.find(pid)
         key = struct.pack("<I", pid)
+        self._perhaps[pid % PERHAPS] = 1
         if not self._processes.add(key, found.packed(self.period_ns)) and pid in self.followed:
             return
         now, threads = time.monotonic_ns(), frozenset(procfs.threads(pid))
@@ -200,6 +205,7 @@ class Kernel:
             self.lost = self._object.counter(0), self._object.counter(1)
             self._looks.close()
             self._words.close()
+            self._perhaps.close()
             self._object.close()
 
     def _off_since(self, tid: int) -> int | None:

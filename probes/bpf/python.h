@@ -13,6 +13,8 @@ struct process {
 	unsigned int gil_holder, gil_locked;
 };
 
+#define PERHAPS 4096
+
 enum { LOST_LOOKS, LOST_WORDS };
 enum { AT_TICK = 1, HOLDS_GIL = 2, UNREAD = 4, ENDED = 8 };
 enum { OWNED_BY_INTERPRETER = 3 };
