@@ -99,10 +99,11 @@ def _slices(
     same = np.zeros(len(looks), bool)
     same[1:] = (looks["tid"][1:] == looks["tid"][:-1]) & (looks["tgid"][1:] == looks["tgid"][:-1])
     start = np.where(since > 0, since + np.minimum(LEAD_NS, (time - since) // 2), time)
-    first = ~same & ~tick & (since == 0)
-    for index in np.flatnonzero(first).tolist():
-        start[index] = _asleep_since(followed, int(looks["tgid"][index]), int(looks["tid"][index]), int(time[index]))
+    anew = ~same | (np.roll(looks["flags"], 1) & ENDED != 0)
     before = np.where(same, np.roll(time, 1), span[0])
+    for index in np.flatnonzero(anew & ~tick & (since == 0)).tolist():
+        pid, tid, ended_ns = int(looks["tgid"][index]), int(looks["tid"][index]), int(before[index]) * int(same[index])
+        start[index] = _asleep_since(followed, pid, tid, ended_ns, int(time[index]))
     start = np.minimum(np.maximum(start, before), time)
     following = np.append(start[1:], span[1])
     following[np.append(~same[1:], True)] = span[1]
@@ -114,17 +115,20 @@ def _slices(
     begin = np.concatenate([start[off], time[on]])
     end = np.concatenate([time[off], following[on]])
     row = np.concatenate([off, on])
-    counts = np.concatenate([end[: len(off)] // period_ns - begin[: len(off)] // period_ns, tick[on].astype(np.int64)])
     begin, end = np.clip(begin, *span), np.clip(end, *span)
+    counts = np.concatenate([end[: len(off)] // period_ns - begin[: len(off)] // period_ns, tick[on].astype(np.int64)])
     keep = np.flatnonzero(end > begin)
     keep = keep[np.lexsort((begin[keep], row[keep]))]
     return begin[keep], end[keep], seen.stack[row[keep]], counts[keep], row[keep], keep < len(off)
 
 
-def _asleep_since(followed: Mapping[int, Sequence[Followed]], pid: int, tid: int, seen_ns: int) -> int:
-    """When a thread began to be followed that was asleep then; when it was seen first, if it is younger."""
+def _asleep_since(followed: Mapping[int, Sequence[Followed]], pid: int, tid: int, ended_ns: int, seen_ns: int) -> int:
+    """When a thread began to be followed that was asleep then; when it was seen first, if it is younger.
+
+    ended_ns: when one of that id ended, by exec or for good, 0 if none did: it is another thread from there on.
+    """
     for program in followed.get(pid, ()):
-        if tid in program.threads and program.since_ns <= seen_ns:
+        if tid in program.threads and ended_ns <= program.since_ns <= seen_ns:
             return program.since_ns
     return seen_ns
 

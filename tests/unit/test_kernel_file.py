@@ -235,6 +235,7 @@ def test_records_are_those_of_the_header(tmp_path: Path) -> None:
 
 def test_words_are_laid_out_as_this_tests_writer_does(tmp_path: Path) -> None:
     code, stack = ToldCode(2**64 - 1, "f", "n", 7, TABLE).record(), ToldStack(2**64 - 1, ((3, 4),), cut=1).record()
+    numbers = ["first_line", "file_bytes", "file_kind", "name_bytes", "name_kind", "lines_bytes", "lines_whole", "pad"]
     expected = {
         "offsetof(struct stack, frames) + sizeof(struct frame)": len(stack),
         "offsetof(struct stack, id)": stack.index(b"\xff" * 8),
@@ -245,21 +246,7 @@ def test_words_are_laid_out_as_this_tests_writer_does(tmp_path: Path) -> None:
         "offsetof(struct frame, instruction)": 16,
         "offsetof(struct code, lines)": len(code) - len(TABLE),
         "offsetof(struct code, key)": code.index(b"\xff" * 8),
-        **{
-            f"offsetof(struct code, {name})": 16 + 4 * index
-            for index, name in enumerate(
-                [
-                    "first_line",
-                    "file_bytes",
-                    "file_kind",
-                    "name_bytes",
-                    "name_kind",
-                    "lines_bytes",
-                    "lines_whole",
-                    "pad",
-                ]
-            )
-        },
+        **{f"offsetof(struct code, {name})": 16 + 4 * index for index, name in enumerate(numbers)},
         "offsetof(struct code, file)": 48,
         "offsetof(struct code, name)": 48 + TEXT_BYTES,
         "LINES": 8192,
