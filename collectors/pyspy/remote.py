@@ -70,7 +70,9 @@ def stack(memory: Memory, layout: Layout, state: int, codes: dict[int, Code]) ->
     if layout.through_cframe and frame:
         frame = memory.word(frame + layout.cframe_frame)
     frames: list[tuple[Code, int]] = []
-    while frame and len(frames) < MOST_FRAMES:
+    for _ in range(2 * MOST_FRAMES):  # up to one marker a function; and frames that changed meanwhile may form a ring
+        if not frame or len(frames) >= MOST_FRAMES:
+            break
         data = memory.read(frame, WINDOW)
         frame = _word(data, layout.frame_previous)
         address = _word(data, layout.frame_code) & ~3

@@ -82,7 +82,7 @@ TEXTS = st.one_of(
 )
 CODES = st.builds(ToldCode, U64, TEXTS, TEXTS, U32, st.one_of(st.just(b""), st.just(TABLE), st.binary(max_size=200)))
 STACKS = st.builds(ToldStack, U64, st.lists(st.tuples(U64, U32), max_size=20).map(tuple), st.integers(0, 1))
-RECORDS = st.lists(
+RECORDS: st.SearchStrategy[list[ToldCode | ToldStack]] = st.lists(
     st.one_of(CODES, STACKS),
     max_size=12,
     unique_by=lambda r: (type(r), getattr(r, "key", None), getattr(r, "number", None)),
@@ -128,7 +128,7 @@ def test_stacks_become_frames_outermost_first_with_the_cut_at_the_root() -> None
     assert missing == 2
 
 
-WHOLE = [
+WHOLE: list[ToldCode | ToldStack] = [
     ToldCode(1, "/a.py", "main"),
     ToldStack(5, ((1, 0), (1, 1))),
     ToldCode(2, "/größe.py", "λ"),
