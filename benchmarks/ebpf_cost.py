@@ -2,7 +2,8 @@
 
 Interleaved runs of `perf bench sched pipe` (two switches an operation) on one CPU, without and with each backend.
 Prints medians: microseconds an operation, own CPU time a record, records and losses. The added time an operation is
-what the probes cost the target; the own time is what draining costs perfscope.
+what the probes cost the target; the own time is what draining costs perfscope. "stacks": the programs that read Python
+stacks, of which none is there: what they cost all other programs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from perfscope.collectors.base import Context
 from perfscope.collectors.ebpf import EbpfCollector
+from perfscope.collectors.pyspy.kernel import Kernel
 from perfscope.model.session_writer import SessionWriter
 from perfscope.options import Options
 
@@ -48,16 +50,28 @@ def recorded(backend: str, operations: int) -> tuple[float, float, int, int]:
         return time_us, own / max(events, 1), events, ebpf.report.lost_events or 0
 
 
+def beside_stacks(operations: int) -> float:
+    """Microseconds an operation."""
+    with tempfile.TemporaryDirectory() as directory:
+        kernel = Kernel(Path(directory), 100)
+        time_us = bench(operations)
+        kernel.stop()
+    return time_us
+
+
 def main() -> None:
     operations = int(sys.argv[1]) if len(sys.argv) > 1 else 300_000
     plain: list[float] = []
+    stacks: list[float] = []
     runs: dict[str, list[tuple[float, float, int, int]]] = {"libbpf": [], "bcc": [], "perf": []}
     for _ in range(ROUNDS):
         plain.append(bench(operations))
+        stacks.append(beside_stacks(operations))
         for backend, results in runs.items():
             results.append(recorded(backend, operations))
     base = statistics.median(plain)
     print(f"without: {base:.2f} us/op")
+    print(f"stacks: {statistics.median(stacks):.2f} us/op ({statistics.median(stacks) / base:.2f}x)")
     for backend, results in runs.items():
         time_us, own, events, lost = (statistics.median(column) for column in zip(*results, strict=True))
         print(

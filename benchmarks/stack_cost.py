@@ -1,8 +1,7 @@
-"""What reading Python stacks by BPF costs: `python benchmarks/stack_cost.py [OPERATIONS]`, as root.
+"""What a look at a Python stack by BPF costs the thread: `python benchmarks/stack_cost.py`, as root.
 
-Interleaved runs of `perf bench sched pipe` (two switches an operation) on one CPU, without and with the programs
-attached: what they cost those that nobody follows. Then the time of a look, as the programs count it, at threads that
-sleep for a millisecond each time, below so many frames.
+Threads sleep for a millisecond each time, below so many frames. Prints medians of interleaved runs: the time of a look,
+as the programs count it, and how many there are.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-
-from ebpf_cost import bench
 
 from perfscope.collectors.pyspy.kernel import Kernel
 
@@ -31,16 +28,8 @@ below(int(sys.argv[1]) - 3)
 """
 
 
-def attached(operations: int) -> float:
-    with tempfile.TemporaryDirectory() as folder:
-        kernel = Kernel(Path(folder), 100)
-        time_us = bench(operations)
-        kernel.stop()
-    return time_us
-
-
 def look(depth: int) -> tuple[float, float]:
-    """Microseconds a look at a stack so deep takes, and looks a second."""
+    """Microseconds that a look at a stack so deep takes, and looks a second."""
     argv = [sys.executable, "-c", SLEEPER, str(depth)]
     with tempfile.TemporaryDirectory() as folder, subprocess.Popen(argv, stdout=subprocess.PIPE) as program:
         assert program.stdout is not None
@@ -53,22 +42,17 @@ def look(depth: int) -> tuple[float, float]:
         seconds = time.monotonic() - began
         program.kill()
         (followed,) = kernel.followed[program.pid]
-    return float(followed.spent_ns / 1e3 / max(followed.looks, 1)), float(followed.looks / seconds)
+    return followed.spent_ns / 1e3 / max(followed.looks, 1), followed.looks / seconds
 
 
 def main() -> None:
-    operations = int(sys.argv[1]) if len(sys.argv) > 1 else 300_000
-    plain, beside = [], []
+    found: dict[int, list[tuple[float, float]]] = {depth: [] for depth in DEPTHS}
     for _ in range(ROUNDS):
-        plain.append(bench(operations))
-        beside.append(attached(operations))
-    without, with_it = statistics.median(plain), statistics.median(beside)
-    print(f"not followed: {without:.2f} us/op without, {with_it:.2f} with ({with_it / without:.3f}x)")
-    for depth in DEPTHS:
-        times, rates = zip(*(look(depth) for _ in range(ROUNDS)), strict=True)
-        print(
-            f"{depth} frames: {statistics.median(times):.2f} us a look, {statistics.median(rates):.0f} looks a second"
-        )
+        for depth, results in found.items():
+            results.append(look(depth))
+    for depth, results in found.items():
+        time_us, rate = (statistics.median(column) for column in zip(*results, strict=True))
+        print(f"{depth} frames: {time_us:.2f} us a look, {rate:.0f} looks a second")
 
 
 if __name__ == "__main__":
