@@ -41,8 +41,7 @@ def look(depth: int) -> tuple[float, float]:
         kernel.stop()
         seconds = time.monotonic() - began
         program.kill()
-        (followed,) = kernel.followed[program.pid]
-    return followed.spent_ns / 1e3 / max(followed.looks, 1), followed.looks / seconds
+    return kernel.spent_ns / 1e3 / max(kernel.looks, 1), kernel.looks / seconds
 
 
 def main() -> None:

@@ -177,9 +177,9 @@ class Object:
     def map(self, name: str, key_size: int = 4, value_size: int = 8) -> Map:
         return Map(library().bpf_map__fd(self._find_map(name)), key_size, value_size)
 
-    def counter(self, index: int) -> int:
-        """Value of the object's `lost` array at that index."""
-        value = self.map("lost").get(struct.pack("<I", index))
+    def counter(self, index: int, array: str = "lost") -> int:
+        """Value at that index of an array of counters."""
+        value = self.map(array).get(struct.pack("<I", index))
         return int.from_bytes(value, "little") if value else 0
 
     def missed_runs(self) -> int:

@@ -116,6 +116,9 @@ class PySpyCollector(Collector):
                 target.attached, target.instead = True, None
                 target.look(now, procfs.read_stat(target.process.pid), None)
                 return
+            if procfs.runtime(target.process.pid) != "python":
+                target.attached = True  # its samplers begin where it becomes one again
+                return
         allowed = min(BURST, self._starts_left + (now - self._starts_ns) / 1e9 * STARTS_PER_S)
         self._starts_left, self._starts_ns = allowed, now
         if allowed < 1:
@@ -131,8 +134,6 @@ class PySpyCollector(Collector):
         for target in self._targets:
             if target.process.pid == pid and target.ended_ns is None:
                 target.ended_ns = now
-                if target.by_kernel and self._kernel is not None:
-                    self._kernel.ended(pid)
 
     @property
     def tick_s(self) -> float:

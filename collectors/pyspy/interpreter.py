@@ -105,10 +105,10 @@ class Interpreter:
     def packed(self, period_ns: int) -> bytes:
         """`struct process` of probes/bpf/python.h; period_ns: between two looks."""
         offsets = astuple(self.layout)
-        return struct.pack(f"<5QI{len(offsets)}I", self.address, self.gil, period_ns, 0, 0, self.pid, *offsets)
+        return struct.pack(f"<3QI{len(offsets)}I", self.address, self.gil, period_ns, self.pid, *offsets)
 
 
-PROCESS_BYTES = 5 * 8 + 4 * (1 + len(fields(Layout)))
+PROCESS_BYTES = 3 * 8 + 4 * (1 + len(fields(Layout)))
 
 
 class Memory:

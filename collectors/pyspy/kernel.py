@@ -44,7 +44,6 @@ CLOCK = ClockMap(
 stamp can't be early, and one of a switch is exact."""
 PERHAPS = 4096
 """Size of `perhaps` in python.bpf.c, which is all of the object's .bss."""
-_PROCESS = struct.Struct("<5Q")
 _THREAD = struct.Struct("<4Q4I")  # struct thread of python.bpf.c
 _OFF = 2
 
@@ -120,13 +119,15 @@ class Followed:
     interpreter: Interpreter
     since_ns: int
     threads: frozenset[int]
-    spent_ns: int = 0
-    looks: int = 0
     asleep: list[Asleep] = field(default_factory=list)
 
 
 class Kernel:
-    """The programs, loaded and attached. followed: by pid, in the order of time where a pid had several programs."""
+    """The programs, loaded and attached. followed: by pid, in the order of time where a pid had several programs.
+
+    Once they are stopped, lost: looks, and words about code and stacks, that found no room; looks: how many there were;
+    spent_ns: CPU time that they took, in the threads they were of.
+    """
 
     def __init__(self, directory: Path, rate_hz: int) -> None:
         """Raises CollectorError if they can't run here."""
@@ -136,7 +137,7 @@ class Kernel:
         # A little off the rate that was asked for: a program's own timers mostly have round periods.
         self.period_ns = 10**9 // rate_hz + 10**9 // rate_hz // 99
         self.followed: dict[int, list[Followed]] = {}
-        self.lost = (0, 0)
+        self.lost, self.spent_ns, self.looks = (0, 0), 0, 0
         function = None if kernel_has(_RETURN) else _return_function()
         back = "on_return" if function is None else "on_return_probe"
         self._object = libbpf.Object(probes.path("bpf", "python.bpf.o"), ("on_tick", back, *_PROGRAMS))
@@ -170,21 +171,6 @@ class Kernel:
         """False from the moment that it calls exec on: what it is then must be followed anew."""
         return self._processes.get(struct.pack("<I", pid)) is not None
 
-    @property
-    def spent_ns(self) -> int:
-        """CPU time that all looks took, as far as counted, in the threads they were of."""
-        return sum(program.spent_ns for programs in self.followed.values() for program in programs)
-
-    def _count(self) -> None:
-        for pid, programs in self.followed.items():
-            if (entry := self._processes.get(struct.pack("<I", pid))) is not None:
-                *_, programs[-1].spent_ns, programs[-1].looks = _PROCESS.unpack_from(entry)
-
-    def ended(self, pid: int) -> None:
-        """The process is gone."""
-        self._count()
-        self._processes.delete(struct.pack("<I", pid))
-
     def drain(self) -> None:
         """Moves what was seen into files. Raises OSError (disk full)."""
         self._looks.drain()
@@ -197,16 +183,19 @@ class Kernel:
                 programs[-1].asleep = remote.asleep(
                     programs[-1].interpreter, procfs.inner_to_host_tids(pid), self._off_since
                 )
-        self._count()
         self._object.detach()
         try:
             drain_last([self._looks, self._words])
         finally:
-            self.lost = self._object.counter(0), self._object.counter(1)
+            self.lost, self.spent_ns, self.looks = self._counts()
             self._looks.close()
             self._words.close()
             self._perhaps.close()
             self._object.close()
+
+    def _counts(self) -> tuple[tuple[int, int], int, int]:
+        looks, words, spent_ns, count = (self._object.counter(index, "counters") for index in range(4))
+        return (looks, words), spent_ns, count
 
     def _off_since(self, tid: int) -> int | None:
         """When that thread left the CPU; 0 if it never was seen on one, None if it is on one now."""

@@ -58,7 +58,7 @@ class Reading:
     def target(self, target: Target) -> None:
         """Reads all files of one process."""
         stacks, gil = target.lanes
-        if target.instead is not None:
+        if target.instead is not None and stacks.done:
             self._instead[f"not by the kernel: {target.instead}"] += 1
         if target.by_kernel:
             self._names(target)

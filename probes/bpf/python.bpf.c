@@ -17,7 +17,8 @@ typedef _Bool bool;
 
 struct upid { int nr; } CORE;
 struct pid { unsigned int level; struct upid numbers[1]; } CORE;
-struct task_struct { int pid, tgid; struct pid *thread_pid; } CORE;
+struct signal_struct { struct { int counter; } live; } CORE;
+struct task_struct { int pid, tgid; struct pid *thread_pid; struct signal_struct *signal; } CORE;
 
 #define FRAMES 256		/* of a stack; more are cut off at its root */
 #define STATES 256		/* threads of an interpreter that are looked through for one */
@@ -42,7 +43,7 @@ struct { __uint(type, BPF_MAP_TYPE_LRU_HASH); __uint(max_entries, 65536); __type
 struct { __uint(type, BPF_MAP_TYPE_LRU_HASH); __uint(max_entries, 131072); __type(key, u64); __type(value, u8); } told SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_RINGBUF); __uint(max_entries, 16 << 20); } looks SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_RINGBUF); __uint(max_entries, 16 << 20); } words SEC(".maps");
-struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, 8); __type(key, u32); __type(value, u64); } lost SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, 8); __type(key, u32); __type(value, u64); } counters SEC(".maps");
 
 struct scratch {
 	u64 refilled, allowance;
@@ -56,7 +57,7 @@ struct { __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY); __uint(max_entries, 2); __type
 
 static __always_inline void count(u32 what, u64 n)
 {
-	u64 *value = bpf_map_lookup_elem(&lost, &what);
+	u64 *value = bpf_map_lookup_elem(&counters, &what);
 	if (value)
 		__sync_fetch_and_add(value, n);
 }
@@ -311,8 +312,8 @@ static __always_inline int look(u32 flags, bool leaves)
 		tell(t, now, since, id, tgid, tid, flags);
 	u64 spent = bpf_ktime_get_ns() - now;
 	s->allowance = s->allowance > spent ? s->allowance - spent : 0;
-	__sync_fetch_and_add(&p->spent_ns, spent);
-	__sync_fetch_and_add(&p->looks, 1);
+	count(SPENT_NS, spent);
+	count(LOOKS, 1);
 	return 0;
 }
 
@@ -368,7 +369,10 @@ static __always_inline void end(u32 tgid, u32 tid)
 SEC("tp_btf/sched_process_exit")
 int BPF_PROG(on_exit, struct task_struct *task)
 {
-	end(task->tgid, task->pid);
+	u32 tgid = task->tgid;
+	end(tgid, task->pid);
+	if (!task->signal->live.counter)	/* the last one of its process */
+		bpf_map_delete_elem(&processes, &tgid);
 	return 0;
 }
 
@@ -382,7 +386,6 @@ int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
 		return 0;
 	struct process copy = *p;
 	copy.tgid = to;
-	copy.spent_ns = copy.looks = 0;	/* the reader's own count of the rest */
 	bpf_map_update_elem(&processes, &to, &copy, BPF_NOEXIST);
 	perhaps[to % PERHAPS] = 1;
 	return 0;

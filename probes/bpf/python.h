@@ -4,7 +4,7 @@
 /* Where an interpreter keeps what is read: addresses, and offsets in bytes. */
 struct process {
 	unsigned long long interpreter, gil;	/* gil: 0, not known */
-	unsigned long long period_ns, spent_ns, looks;
+	unsigned long long period_ns;
 	unsigned int tgid;
 	unsigned int threads_head, state_next, state_tid, state_frame, through_cframe, cframe_frame;
 	unsigned int frame_code, frame_instruction, frame_previous, frame_owner;
@@ -15,7 +15,7 @@ struct process {
 
 #define PERHAPS 4096
 
-enum { LOST_LOOKS, LOST_WORDS };
+enum { LOST_LOOKS, LOST_WORDS, SPENT_NS, LOOKS };	/* counters */
 enum { AT_TICK = 1, HOLDS_GIL = 2, UNREAD = 4, ENDED = 8 };
 enum { OWNED_BY_INTERPRETER = 3 };
 #define SHARE_OF_TIME 50	/* of a CPU's time that reading stacks at its switches may take: a fiftieth */
