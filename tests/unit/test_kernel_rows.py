@@ -460,13 +460,25 @@ def test_a_stack_that_nothing_was_told_of_is_a_gap_and_is_counted() -> None:
 
 
 def test_the_same_thread_id_in_two_processes_is_two_threads() -> None:
-    looks = [Look(SINCE, 600, 1, AT_TICK), Look(SINCE + MS, 600, 2, AT_TICK, pid=PID + 1)]
-    found = read(looks, {PID: [program([600])], PID + 1: [program([600])]})
-    assert [(row.start, row.end, row.stack) for row in found.rows] == [
-        (SINCE, STOP, "f1"),
-        (SINCE + MS, STOP, "f2"),
+    at = [SINCE, SINCE + MS, SINCE + 2 * MS]
+    looks = [
+        Look(at[0], 600, 1, AT_TICK),
+        Look(at[1], 600, 2, AT_TICK, pid=PID + 1),
+        Look(at[2], 600, 3, AT_TICK),
     ]
-    assert found.seen.rows.pid.tolist() == [PID, PID + 1]
+    found = read(looks, {PID: [program([600])], PID + 1: [program([600])]})
+    assert times(found, 600) == [(at[0], at[2], "f1"), (at[2], STOP, "f3"), (at[1], STOP, "f2")]
+    assert found.seen.rows.pid.tolist() == [PID, PID, PID + 1]
+
+
+def test_a_time_off_that_began_before_the_look_before_it_begins_there() -> None:
+    """Slices never overlap, whatever the times that were told."""
+    looks = [Look(SINCE + 9 * MS, 600, 1, AT_TICK), Look(SINCE + 50 * MS, 600, 2, since=SINCE + 8 * MS)]
+    found = read(looks, {PID: [program([600])]})
+    assert times(found, 600) == [
+        (SINCE + 9 * MS, SINCE + 50 * MS, "f2"),
+        (SINCE + 50 * MS, STOP, "f2"),
+    ]
 
 
 def test_nothing_seen_is_no_rows() -> None:
