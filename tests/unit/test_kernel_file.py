@@ -226,8 +226,10 @@ def test_records_are_those_of_the_header(tmp_path: Path) -> None:
         "ENDED": kernelfile.ENDED,
         "STACK": kernelfile.STACK,
         "CODE": kernelfile.CODE,
-        "LOST_LOOKS": 0,  # Kernel.lost is (looks, words)
+        "LOST_LOOKS": 0,  # in the order in which Kernel reads the counters
         "LOST_WORDS": 1,
+        "SPENT_NS": 2,
+        "LOOKS": 3,
         "OWNED_BY_INTERPRETER": 3,
     }
     assert compiled(tmp_path, INCLUDE, list(expected)) == list(expected.values())
@@ -264,22 +266,14 @@ def test_a_layout_packs_into_the_headers_struct_process(tmp_path: Path) -> None:
         INCLUDE,
         [
             "sizeof(struct process)",
-            *(
-                f"offsetof(struct process, {n})"
-                for n in ("interpreter", "gil", "period_ns", "spent_ns", "looks", "tgid")
-            ),
+            *(f"offsetof(struct process, {n})" for n in ("interpreter", "gil", "period_ns", "tgid")),
             *(f"offsetof(struct process, {n})" for n in names),
         ],
     )
     assert offsets[0] == len(packed) == PROCESS_BYTES
-    assert [struct.unpack_from("<Q", packed, at)[0] for at in offsets[1:6]] == [11, 22, 33, 0, 0]
-    assert struct.unpack_from("<I", packed, offsets[6])[0] == 77
-    assert {
-        name: struct.unpack_from("<I", packed, at)[0] for name, at in zip(names, offsets[7:], strict=True)
-    } == values
-    # Of the 64-bit words the counts of the time spent and of the looks are read back.
-    assert kernel._PROCESS.size == offsets[6]
-    assert offsets[4:6] == [24, 32]
+    assert [struct.unpack_from("<Q", packed, at)[0] for at in offsets[1:4]] == [11, 22, 33]
+    assert struct.unpack_from("<I", packed, offsets[4])[0] == 77
+    assert dict(zip(names, (struct.unpack_from("<I", packed, at)[0] for at in offsets[5:]), strict=True)) == values
 
 
 def test_a_thread_is_what_the_program_declares(tmp_path: Path) -> None:
