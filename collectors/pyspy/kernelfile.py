@@ -82,21 +82,15 @@ def _code(words: Words, data: bytes, at: int) -> int:
     return size
 
 
-def stack_ids(words: Words, wanted: npt.NDArray[np.uint64], stacks: StackTable) -> tuple[npt.NDArray[np.int32], int]:
-    """stack_id of each of the distinct stacks, -1 where nothing was told of it, and how many of these there are."""
-    frames: dict[tuple[int, int], Frame] = {}
+def stack_ids(words: Words, wanted: npt.NDArray[np.uint64], stacks: StackTable) -> npt.NDArray[np.int32]:
+    """stack_id of each of the distinct stacks, -1 where not all of it was told of."""
     found = np.full(len(wanted), -1, np.int32)
     for index, number in enumerate(wanted.tolist()):
-        told = words.stacks.get(number)
-        if told is None or any(key not in words.codes for key, _ in told[0]):
-            continue
-        path = [CUT] if told[1] else []
-        for place in reversed(told[0]):
-            if place not in frames:
-                frames[place] = frame(words.codes[place[0]], place[1])
-            path.append(frames[place])
-        found[index] = stacks.stack(path)
-    return found, int((found < 0).sum())
+        told, cut = words.stacks.get(number, ([], False))
+        if told and all(key in words.codes for key, _ in told):
+            path = [frame(words.codes[key], instruction) for key, instruction in reversed(told)]
+            found[index] = stacks.stack([CUT, *path] if cut else path)
+    return found
 
 
 def frame(code: Code, instruction: int) -> Frame:

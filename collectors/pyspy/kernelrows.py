@@ -2,92 +2,125 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from perfscope.collectors.ebpf.records import chunks
 from perfscope.collectors.pyspy import kernelfile
 from perfscope.collectors.pyspy.kernel import Followed
 from perfscope.collectors.pyspy.kernelfile import AT_TICK, ENDED, HOLDS_GIL, LOOK, UNREAD
 from perfscope.collectors.pyspy.rows import Timed
-from perfscope.collectors.pyspy.slices import I64
 from perfscope.model.stacks import StackTable
 
 LEAD_NS = 5_000
 """The scheduler's own record of a switch is stamped by another program, up to this much later."""
 
 
-@dataclass
+PART_LOOKS = 1 << 20
+"""Looks that are held in memory at once."""
+
+
+@dataclass(frozen=True)
 class KernelRows:
-    """rows: slices, by thread and time. gil: of each, whether the thread held the GIL; off: whether
-    it was off the CPU all the time. unread: looks at stacks that
-    would have cost too much; untold: distinct stacks whose code wasn't told of; unsound: words that make no sense."""
+    """rows: slices, by thread and time. gil: of each, whether the thread held the GIL; off: whether it was off the CPU
+    all the time."""
 
     rows: Timed
     gil: npt.NDArray[np.bool_]
     off: npt.NDArray[np.bool_]
-    looks: int
-    unread: int
-    untold: int
-    unsound: int
 
 
-def read(
-    directory: Path,
-    followed: Mapping[int, Sequence[Followed]],
-    period_ns: int,
-    span: tuple[int, int],
-    stacks: StackTable,
-) -> KernelRows:
-    """Rows within span, (start_ns, stop_ns) of the recording."""
-    looks = np.fromfile(directory / "looks.bin", LOOK)
-    words = kernelfile.read_words(directory / "words.bin")
-    distinct, inverse = np.unique(looks["stack"], return_inverse=True)
-    known, _ = kernelfile.stack_ids(words, distinct, stacks)
-    untold = int(((known < 0) & (distinct != 0)).sum())
-    seen = _with_sleepers(looks, known[inverse], followed, stacks)
-    start, end, stack, counts, row, off = _slices(seen, followed, period_ns, span)
-    looks = seen.looks
-    rows = Timed(looks["tgid"][row].astype(np.int32), looks["tid"][row].astype(np.int32), start, end, stack, counts)
-    gil = (looks["flags"][row] & HOLDS_GIL) != 0
-    unread = int(((looks["flags"] & UNREAD) != 0).sum())
-    return KernelRows(rows, gil, off, len(looks), unread, untold, words.unsound)
-
-
-@dataclass
+@dataclass(frozen=True)
 class _Seen:
-    """Looks by thread and time, and the stack_id of each, -1 for none."""
+    """Looks, the stack_id of each (-1 for none), and whether its slices were given out already."""
 
     looks: npt.NDArray[np.void]
     stack: npt.NDArray[np.int32]
+    done: npt.NDArray[np.bool_]
+
+    def take(self, index: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> _Seen:
+        return _Seen(self.looks[index], self.stack[index], self.done[index])
+
+    def and_later(self, later: _Seen) -> _Seen:
+        """Both, by thread and time."""
+        both = zip((self.looks, self.stack, self.done), (later.looks, later.stack, later.done), strict=True)
+        seen = _Seen(*(np.concatenate(pair) for pair in both))
+        return seen.take(np.lexsort((seen.looks["time"], seen.looks["tid"], seen.looks["tgid"])))
 
 
-def _with_sleepers(
-    looks: npt.NDArray[np.void],
-    stack: npt.NDArray[np.int32],
-    followed: Mapping[int, Sequence[Followed]],
-    stacks: StackTable,
-) -> _Seen:
-    """Adds what was read of those that slept until the end, and sorts all."""
-    late, late_stacks = [], []
-    for pid, programs in followed.items():
-        for thread in programs[-1].asleep:
-            late.append((thread.time_ns, thread.since_ns, 0, pid, thread.tid, 0, 0))
-            frames = (kernelfile.frame(code, at) for code, at in reversed(thread.frames))
-            late_stacks.append(stacks.stack(frames))
-    looks = np.concatenate([looks, np.array(late, LOOK)])
-    stack = np.concatenate([stack, np.array(late_stacks, np.int32)])
-    order = np.lexsort((looks["time"], looks["tid"], looks["tgid"]))
-    return _Seen(looks[order], stack[order])
+class KernelReader:
+    """What the kernel saw, one part of the recording's time after the other.
+
+    looks: read so far; unread: of these, at stacks that would have cost too much; untold: distinct stacks whose code
+    wasn't told of; unsound: words that make no sense.
+    """
+
+    def __init__(self, directory: Path, stacks: StackTable) -> None:
+        self._path = directory / "looks.bin"
+        self._stacks = stacks
+        self._words = kernelfile.read_words(directory / "words.bin")
+        self._known: dict[int, int] = {0: -1}
+        self.unsound = self._words.unsound
+        self.looks = self.unread = self.untold = 0
+
+    def parts(
+        self,
+        followed: Mapping[int, Sequence[Followed]],
+        period_ns: int,
+        span: tuple[int, int],
+        part_looks: int = PART_LOOKS,
+    ) -> Iterator[KernelRows]:
+        """Rows within span, (start_ns, stop_ns) of the recording. A thread's looks stand in the file by time."""
+        seen = _Seen(np.empty(0, LOOK), np.empty(0, np.int32), np.empty(0, bool))
+        for looks in chunks(self._path, LOOK, part_looks):
+            seen = seen.and_later(self._placed(looks))
+            yield _slices(seen, followed, period_ns, span, last=False)
+            seen = _to_go_on_from(seen)
+        yield _slices(seen.and_later(self._sleepers(followed)), followed, period_ns, span, last=True)
+
+    def _placed(self, looks: npt.NDArray[np.void]) -> _Seen:
+        distinct, inverse = np.unique(looks["stack"], return_inverse=True)
+        new = np.array([number for number in distinct.tolist() if number not in self._known], np.uint64)
+        ids = kernelfile.stack_ids(self._words, new, self._stacks)
+        self._known |= dict(zip(new.tolist(), ids.tolist(), strict=True))
+        self.untold += int((ids < 0).sum())
+        self.looks += len(looks)
+        self.unread += int(((looks["flags"] & UNREAD) != 0).sum())
+        stack = np.array([self._known[number] for number in distinct.tolist()], np.int32)[inverse]
+        return _Seen(looks, stack, np.zeros(len(looks), bool))
+
+    def _sleepers(self, followed: Mapping[int, Sequence[Followed]]) -> _Seen:
+        """What was read of those that slept until the end."""
+        late, stack = [], []
+        for pid, programs in followed.items():
+            for thread in programs[-1].asleep:
+                late.append((thread.time_ns, thread.since_ns, 0, pid, thread.tid, 0, 0))
+                path = [kernelfile.frame(code, at) for code, at in reversed(thread.frames)]
+                stack.append(self._stacks.stack([kernelfile.CUT, *path] if thread.cut else path))
+        self.looks += len(late)
+        return _Seen(np.array(late, LOOK), np.array(stack, np.int32), np.zeros(len(late), bool))
+
+
+def _to_go_on_from(seen: _Seen) -> _Seen:
+    """Of each thread its last look, of which it isn't known until when it speaks, and the one before that."""
+    key = seen.looks["tgid"].astype(np.int64) << 32 | seen.looks["tid"]
+    last = np.append(key[1:] != key[:-1], True)[: len(key)]
+    context = np.append(last[1:], False)[: len(key)] & ~last
+    ended = (seen.looks["flags"] & ENDED) != 0
+    context &= ~np.append(ended[1:], False)[: len(key)]
+    kept = seen.take(last | context)
+    return _Seen(kept.looks, kept.stack, context[last | context])
 
 
 def _slices(
-    seen: _Seen, followed: Mapping[int, Sequence[Followed]], period_ns: int, span: tuple[int, int]
-) -> tuple[I64, I64, npt.NDArray[np.int32], I64, I64, npt.NDArray[np.bool_]]:
-    """(start, end, stack, looks, row of `seen`, whether off the CPU) of each slice.
+    seen: _Seen, followed: Mapping[int, Sequence[Followed]], period_ns: int, span: tuple[int, int], *, last: bool
+) -> KernelRows:
+    """Slices of all looks that aren't done, but for each thread's last one where that isn't the last of all.
 
     A look at a tick speaks for the time from it to the thread's next one. One at a thread that is back on a CPU speaks
     for the time that it was off, in which its stack couldn't change: that is a slice of its own, with as many looks as
@@ -101,25 +134,25 @@ def _slices(
     start = np.where(since > 0, since + np.minimum(LEAD_NS, (time - since) // 2), time)
     anew = ~same | (np.roll(looks["flags"], 1) & ENDED != 0)
     before = np.where(same, np.roll(time, 1), span[0])
-    for index in np.flatnonzero(anew & ~tick & (since == 0)).tolist():
+    for index in np.flatnonzero(anew & ~tick & (since == 0) & ~seen.done).tolist():
         pid, tid, ended_ns = int(looks["tgid"][index]), int(looks["tid"][index]), int(before[index]) * int(same[index])
         start[index] = _asleep_since(followed, pid, tid, ended_ns, int(time[index]))
     start = np.minimum(np.maximum(start, before), time)
-    following = np.append(start[1:], span[1])
-    following[np.append(~same[1:], True)] = span[1]
-    valid = (seen.stack >= 0) & ((looks["flags"] & (ENDED | UNREAD)) == 0)
+    open_ended = np.append(~same[1:], True)[: len(looks)]
+    following = np.where(open_ended, span[1], np.append(start[1:], span[1])[: len(looks)])
+    valid = (seen.stack >= 0) & ((looks["flags"] & (ENDED | UNREAD)) == 0) & ~seen.done & (last | ~open_ended)
 
-    row = np.arange(len(looks))
-    off = np.flatnonzero(valid & ~tick)
-    on = np.flatnonzero(valid)
-    begin = np.concatenate([start[off], time[on]])
-    end = np.concatenate([time[off], following[on]])
+    off, on = np.flatnonzero(valid & ~tick), np.flatnonzero(valid)
     row = np.concatenate([off, on])
-    begin, end = np.clip(begin, *span), np.clip(end, *span)
+    begin = np.clip(np.concatenate([start[off], time[on]]), *span)
+    end = np.clip(np.concatenate([time[off], following[on]]), *span)
     counts = np.concatenate([end[: len(off)] // period_ns - begin[: len(off)] // period_ns, tick[on].astype(np.int64)])
     keep = np.flatnonzero(end > begin)
     keep = keep[np.lexsort((begin[keep], row[keep]))]
-    return begin[keep], end[keep], seen.stack[row[keep]], counts[keep], row[keep], keep < len(off)
+    row, begin, end, counts, was_off = row[keep], begin[keep], end[keep], counts[keep], keep < len(off)
+    pid, tid = looks["tgid"][row].astype(np.int32), looks["tid"][row].astype(np.int32)
+    gil = (looks["flags"][row] & HOLDS_GIL) != 0
+    return KernelRows(Timed(pid, tid, begin, end, seen.stack[row], counts), gil, was_off)
 
 
 def _asleep_since(followed: Mapping[int, Sequence[Followed]], pid: int, tid: int, ended_ns: int, seen_ns: int) -> int:
@@ -133,7 +166,7 @@ def _asleep_since(followed: Mapping[int, Sequence[Followed]], pid: int, tid: int
     return seen_ns
 
 
-def gil_rows(seen: KernelRows, period_ns: int) -> list[dict[str, object]]:
+def gil_rows(seen: KernelRows, period_ns: int) -> list[dict[str, Any]]:
     """Rows of source "pyspy-gil": how often and for how long a thread held the GIL with a stack.
 
     A look at a tick stands for a period; of a thread that held the GIL when it left the CPU it is known for how long.

@@ -52,7 +52,7 @@ class Reading:
         self._instead: Counter[str] = Counter()
         self._pids: dict[str, dict[int, int]] = {}
         self.by_kernel = False
-        self._unread = 0
+        self._unread = self._kernel_period_ns = 0
         self._kernel_clock: ClockMap | None = None
 
     def target(self, target: Target) -> None:
@@ -92,24 +92,22 @@ class Reading:
         """Reads what the kernel saw, of all processes. ended_ns: when each was seen to be gone."""
         ends = {pid: end for pid, end in ended_ns.items() if end is not None}
         span = self.start_ns, self.stop_ns
-        try:
-            seen = kernelrows.read(kernel.directory, kernel.followed, kernel.period_ns, span, self.writer.stacks)
-        except OSError as error:
-            self.problems.append(f"what the kernel saw can't be read: {error.strerror}")
-            return
-        rows, looks = seen.rows, seen.rows.looks
-        assert looks is not None
-        write_timed(self.writer, "pyspy", rows, looks, np.zeros(len(looks), bool))
-        self.writer.append("samples", kernelrows.gil_rows(seen, kernel.period_ns))
+        reader = kernelrows.KernelReader(kernel.directory, self.writer.stacks)
+        for part in reader.parts(kernel.followed, kernel.period_ns, span):
+            looks = part.rows.looks
+            assert looks is not None
+            write_timed(self.writer, "pyspy", part.rows, looks, np.zeros(len(looks), bool))
+            self.writer.append("samples", gil := kernelrows.gil_rows(part, kernel.period_ns))
+            self._gil_looks += sum(row["count"] for row in gil)
         self.by_kernel = True
-        self.looks += seen.looks
-        self.unsound += seen.unsound + sum(kernel.lost)
-        self._unread = seen.unread
+        self.looks += reader.looks
+        self.unsound += reader.unsound + sum(kernel.lost)
+        self._unread, self._kernel_period_ns = reader.unread, kernel.period_ns
         lost_looks, lost_words = kernel.lost
         if lost_looks or lost_words:
             self.problems.append(f"{lost_looks} looks and {lost_words} stacks' descriptions lost (buffers full)")
-        if seen.untold:
-            self.problems.append(f"of {seen.untold} stacks not all code could be read")
+        if reader.untold:
+            self.problems.append(f"of {reader.untold} stacks not all code could be read")
         for pid, programs in kernel.followed.items():
             self._covered += [
                 (max(program.since_ns, self.start_ns), min(self.stop_ns, ends.get(pid, self.stop_ns)))
@@ -268,6 +266,7 @@ class Reading:
             "torn_share": self._torn_ns / time_ns if time_ns else None,
             "torn_judged_share": self._judged_ns / time_ns if time_ns else None,
             "gil_looks": self._gil_looks,
+            "bpf_period_ns": self._kernel_period_ns or None,
             "read_errors": self.errors,
             "starved_share": self._starved_ns / self._life_ns if self._life_ns else None,
         }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from perfscope.collectors.pycode import Code
 from perfscope.collectors.pyspy.interpreter import WINDOW, Interpreter, Layout, Memory, opened
 
-MOST_THREADS, MOST_FRAMES = 4096, 1024
+MOST_THREADS, MOST_FRAMES = 4096, 256
 _MOST_TEXT, _MOST_LINES = 4096, 1 << 18
 _CODECS = {0: "ascii", 1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 _OWNED_BY_INTERPRETER = 3
@@ -18,12 +18,13 @@ _OWNED_BY_INTERPRETER = 3
 @dataclass(frozen=True)
 class Asleep:
     """A thread's stack from since_ns (0: from before it was followed) until time_ns. frames: (code object, index of the
-    instruction), innermost first."""
+    instruction), innermost first. cut: it is deeper."""
 
     tid: int
     since_ns: int
     time_ns: int
     frames: list[tuple[Code, int]]
+    cut: bool = False
 
 
 def asleep(interpreter: Interpreter, tids: Mapping[int, int], off_since: Callable[[int], int | None]) -> list[Asleep]:
@@ -47,7 +48,7 @@ def asleep(interpreter: Interpreter, tids: Mapping[int, int], off_since: Callabl
                 except OSError:
                     continue
                 if frames and off_since(tid) == since:
-                    found.append(Asleep(tid, since, now, frames))
+                    found.append(Asleep(tid, since, now, frames[:MOST_FRAMES], len(frames) > MOST_FRAMES))
     except OSError:
         pass  # the process has just ended
     return found
@@ -65,13 +66,16 @@ def states(memory: Memory, interpreter: Interpreter) -> Iterator[tuple[int, int]
 
 
 def stack(memory: Memory, layout: Layout, state: int, codes: dict[int, Code]) -> list[tuple[Code, int]]:
-    """Frames of a thread that sleeps, innermost first. codes: those known already, by address. Raises OSError."""
+    """Frames of a thread that sleeps, innermost first, up to one more than are kept. Raises OSError.
+
+    codes: those known already, by address.
+    """
     frame = memory.word(state + layout.state_frame)
     if layout.through_cframe and frame:
         frame = memory.word(frame + layout.cframe_frame)
     frames: list[tuple[Code, int]] = []
     for _ in range(2 * MOST_FRAMES):  # up to one marker a function; and frames that changed meanwhile may form a ring
-        if not frame or len(frames) >= MOST_FRAMES:
+        if not frame or len(frames) > MOST_FRAMES:
             break
         data = memory.read(frame, WINDOW)
         frame = _word(data, layout.frame_previous)

@@ -29,7 +29,7 @@ struct task_struct { int pid, tgid; struct pid *thread_pid; struct signal_struct
 /* A thread as it was last seen. */
 struct thread {
 	u64 state, look, off, due;	/* off: when it left the CPU, 0: on one; due: the next look */
-	u32 flags, asked, alone, inner;	/* inner: its id as its process sees it */
+	u32 asked, alone, inner, pad;	/* inner: its id as its process sees it */
 };
 
 /* By the last digits of its id, whether a process may be one of them: all others are to cost next to nothing. */
@@ -259,10 +259,8 @@ static __always_inline void tell(struct thread *t, u64 now, u64 since, u64 id, u
 {
 	struct look *l = bpf_ringbuf_reserve(&looks, sizeof(*l), 0);
 	t->look = id;
-	t->flags = flags;
 	if (!l) {
 		count(LOST_LOOKS, 1);
-		t->flags = ~0;
 		return;
 	}
 	l->time = now;
@@ -308,8 +306,7 @@ static __always_inline int look(u32 flags, bool leaves)
 	t->due = now + p->period_ns / 2 + bpf_get_prandom_u32() % (p->period_ns | 1) / 2;
 	if (tick && off)	/* it is back on the CPU just now, and on_return hasn't been called for it yet: that look is due */
 		tell(t, now, off, id, tgid, tid, flags & ~AT_TICK);
-	if (tick || t->look != id || t->flags != flags)	/* else it left the CPU where it had left it before */
-		tell(t, now, since, id, tgid, tid, flags);
+	tell(t, now, since, id, tgid, tid, flags);
 	u64 spent = bpf_ktime_get_ns() - now;
 	s->allowance = s->allowance > spent ? s->allowance - spent : 0;
 	count(SPENT_NS, spent);

@@ -20,7 +20,7 @@ from perfscope.collectors.pyspy import kernelrows
 from perfscope.collectors.pyspy.interpreter import Interpreter, Layout
 from perfscope.collectors.pyspy.kernel import Followed
 from perfscope.collectors.pyspy.kernelfile import AT_TICK, ENDED, HOLDS_GIL, LOOK, UNREAD
-from perfscope.collectors.pyspy.kernelrows import KernelRows
+from perfscope.collectors.pyspy.kernelrows import KernelReader, KernelRows
 from perfscope.collectors.pyspy.remote import Asleep
 from perfscope.model.stacks import StackTable
 
@@ -63,7 +63,8 @@ class Row:
 @dataclass
 class Read:
     rows: list[Row]
-    seen: KernelRows
+    parts: list[KernelRows]
+    seen: KernelReader
     stacks: StackTable
 
     def of(self, tid: int) -> list[Row]:
@@ -76,13 +77,12 @@ class Read:
 
     def gil(self) -> dict[tuple[int, str], tuple[int, int]]:
         """(looks, ns) by thread and stack."""
-        return {
-            (int(str(r["tid"])), self.stacks.path(int(str(r["stack_id"])))[-1].function): (
-                int(str(r["count"])),
-                int(str(r["duration_ns"])),
-            )
-            for r in kernelrows.gil_rows(self.seen, PERIOD)
-        }
+        found: dict[tuple[int, str], tuple[int, int]] = {}
+        for row in (row for part in self.parts for row in kernelrows.gil_rows(part, PERIOD)):
+            place = row["tid"], self.stacks.path(row["stack_id"])[-1].function
+            count, time_ns = found.get(place, (0, 0))
+            found[place] = count + row["count"], time_ns + row["duration_ns"]
+        return found
 
 
 def name_of(stack: int) -> str:
@@ -104,21 +104,29 @@ def program(threads: Sequence[int], since: int = SINCE, asleep: Sequence[Asleep]
     return Followed(Interpreter(PID, 1, 1, LAYOUT), since, frozenset(threads), asleep=list(asleep))
 
 
-def read(looks: Sequence[Look], followed: Mapping[int, Sequence[Followed]], span: tuple[int, int] = SPAN) -> Read:
+def read(
+    looks: Sequence[Look],
+    followed: Mapping[int, Sequence[Followed]],
+    span: tuple[int, int] = SPAN,
+    part_looks: int = kernelrows.PART_LOOKS,
+) -> Read:
     with tempfile.TemporaryDirectory() as folder:
         raw = np.array([(k.time, k.since, k.stack, k.pid, k.tid, k.flags, 0) for k in looks], LOOK)
         raw.tofile(Path(folder) / "looks.bin")
         (Path(folder) / "words.bin").write_bytes(words(sorted({k.stack for k in looks} - {0})))
         stacks = StackTable()
-        seen = kernelrows.read(Path(folder), followed, PERIOD, span, stacks)
-    t = seen.rows
-    assert t.looks is not None
-    columns = (t.tid, t.start_ns, t.end_ns, t.stack, t.looks, seen.gil, seen.off)
-    rows = [
-        Row(tid, start, end, stacks.path(stack)[-1].function, count, gil, off)
-        for tid, start, end, stack, count, gil, off in zip(*(column.tolist() for column in columns), strict=True)
-    ]
-    return Read(rows, seen, stacks)
+        reader = KernelReader(Path(folder), stacks)
+        parts = list(reader.parts(followed, PERIOD, span, part_looks))
+    rows = []
+    for part in parts:
+        t = part.rows
+        assert t.looks is not None
+        columns = (t.tid, t.start_ns, t.end_ns, t.stack, t.looks, part.gil, part.off)
+        rows += [
+            Row(tid, start, end, stacks.path(stack)[-1].function, count, gil, off)
+            for tid, start, end, stack, count, gil, off in zip(*(column.tolist() for column in columns), strict=True)
+        ]
+    return Read(rows, parts, reader, stacks)
 
 
 # What a thread did, and what the program sees of it -------------------------------------------------------------------
@@ -140,14 +148,13 @@ class Part:
 
 @dataclass
 class Stretch:
-    """Off the CPU. due: there was a look where it was back, told or the same as the one before it."""
+    """Off the CPU. due: there was a look where it was back."""
 
     start: int
     end: int
     stack: int
     gil: bool
     due: bool
-    told: bool
     read: bool
     first: bool
     """The program hadn't seen the thread before, and doesn't know when it left the CPU."""
@@ -163,24 +170,21 @@ class Simulated:
     stretches: list[Stretch] = field(default_factory=list)
     known: bool = False
     shown: int = 0
-    flags: int = 0
     off: int = 0
     due: int = 0
     ended: int | None = None
 
-    def look(self, now: int, stack: int, flags: int, since: int, *, dear: bool = False) -> tuple[bool, bool]:
-        """(due, told)."""
+    def look(self, now: int, stack: int, flags: int, since: int, *, dear: bool = False) -> bool:
+        """Whether it was due."""
         tick = flags & AT_TICK
         if not tick and now < self.due:
-            return False, False
+            return False
         if dear and not tick:
             stack, flags = 0, flags | UNREAD
         self.due = now + PERIOD // 2 + self.random.randrange(PERIOD) // 2
-        told = bool(tick) or self.shown != stack or self.flags != flags
-        if told:
-            self.looks.append(Look(now, self.tid, stack, flags, since))
-            self.shown, self.flags = stack, flags
-        return True, told
+        self.looks.append(Look(now, self.tid, stack, flags, since))
+        self.shown = stack
+        return True
 
     def run(self, begin: int, parts: Sequence[Part], dies: bool, asleep_first: int | None) -> None:
         """From begin on; asleep_first: for that long it was off the CPU before."""
@@ -214,8 +218,8 @@ class Simulated:
     def back(self, left: int, now: int, stack: int, gil: bool, dear: bool) -> None:
         first, since = not self.known, self.off
         self.known, self.off = True, 0
-        due, told = self.look(now, stack, HOLDS_GIL * gil, since, dear=dear)
-        self.stretches.append(Stretch(left, now, stack, gil, due, told, due and not dear, first))
+        due = self.look(now, stack, HOLDS_GIL * gil, since, dear=dear)
+        self.stretches.append(Stretch(left, now, stack, gil, due, due and not dear, first))
 
 
 def lengths(longest_ms: int) -> st.SearchStrategy[int]:
@@ -274,10 +278,26 @@ def test_rows_of_a_thread_follow_each_other_within_the_recording(simulated: tupl
 
 
 def shuffled(threads: Sequence[Simulated]) -> list[Look]:
-    """Each CPU writes its own looks: they don't stand in the order of time."""
-    looks = [look for thread in threads for look in thread.looks]
-    Random(len(looks)).shuffle(looks)
-    return looks
+    """Of one thread they stand in the order of time, of several in any."""
+    looks = [list(thread.looks) for thread in threads]
+    turns = [number for number, of_thread in enumerate(looks) for _ in of_thread]
+    Random(len(turns)).shuffle(turns)
+    return [looks[number].pop(0) for number in turns]
+
+
+@MANY
+@given(simulations(), st.integers(1, 40))
+def test_read_in_parts_it_is_the_same(simulated: tuple[list[Simulated], Followed], part_looks: int) -> None:
+    threads, followed = simulated
+    looks = shuffled(threads)
+    whole, parts = read(looks, {PID: [followed]}), read(looks, {PID: [followed]}, part_looks=part_looks)
+
+    def order(row: Row) -> tuple[int, int]:
+        return row.tid, row.start
+
+    assert sorted(parts.rows, key=order) == sorted(whole.rows, key=order)
+    assert parts.gil() == whole.gil()
+    assert (parts.seen.looks, parts.seen.unread, parts.seen.untold) == (len(looks), whole.seen.unread, 0)
 
 
 @MANY
@@ -295,12 +315,11 @@ def test_a_stretch_off_the_cpu_has_the_stack_it_had(simulated: tuple[list[Simula
                 continue
             assert {row.stack for row in shown} == {name_of(stretch.stack)}
             assert sum(row.end - row.start for row in shown) == stretch.end - stretch.start - LEAD
-            if stretch.told:  # it is a slice of its own, with what a sampler would have seen of it
-                (row,) = shown
-                assert row.off
-                assert row.gil == stretch.gil
-                whole = next(r for r in found.of(thread.tid) if r.end == stretch.end)
-                assert abs(whole.count - (stretch.end - stretch.start) / PERIOD) < 1 + LEAD / PERIOD
+            (row,) = shown  # it is a slice of its own, with what a sampler would have seen of it
+            assert row.off
+            assert row.gil == stretch.gil
+            whole = next(r for r in found.of(thread.tid) if r.end == stretch.end)
+            assert abs(whole.count - (stretch.end - stretch.start) / PERIOD) < 1 + LEAD / PERIOD
 
 
 @MANY
@@ -392,7 +411,7 @@ def times(found: Read, tid: int) -> list[tuple[int, int, str]]:
 def test_one_that_sleeps_from_before_until_after_has_its_whole_time() -> None:
     found = read([], {PID: [program([600], asleep=[asleep(600, 0)])]})
     assert times(found, 600) == [(SINCE, STOP - 1, "leaf"), (STOP - 1, STOP, "leaf")]
-    assert [frame.function for frame in found.stacks.path(int(found.seen.rows.stack[0]))] == ["main", "leaf"]
+    assert [frame.function for frame in found.stacks.path(int(found.parts[-1].rows.stack[0]))] == ["main", "leaf"]
     assert sum(row.count for row in found.rows) == (STOP - 1) // PERIOD - SINCE // PERIOD
 
 
@@ -453,10 +472,11 @@ def test_a_stack_that_nothing_was_told_of_is_a_gap_and_is_counted() -> None:
         looks = [(SINCE, 0, 9, PID, 600, AT_TICK, 0), (SINCE + MS, 0, 1, PID, 600, AT_TICK, 0)]
         np.array(looks, LOOK).tofile(Path(folder) / "looks.bin")
         (Path(folder) / "words.bin").write_bytes(words([1]) + b"\7\0\0\0")
-        seen = kernelrows.read(Path(folder), {PID: [program([600])]}, PERIOD, SPAN, StackTable())
+        seen = KernelReader(Path(folder), StackTable())
+        *_, part = seen.parts({PID: [program([600])]}, PERIOD, SPAN)
     assert (seen.untold, seen.unsound, seen.looks) == (1, 1, 2)
-    assert seen.rows.start_ns.tolist() == [SINCE + MS]
-    assert seen.rows.end_ns.tolist() == [STOP]
+    assert part.rows.start_ns.tolist() == [SINCE + MS]
+    assert part.rows.end_ns.tolist() == [STOP]
 
 
 def test_the_same_thread_id_in_two_processes_is_two_threads() -> None:
@@ -467,8 +487,8 @@ def test_the_same_thread_id_in_two_processes_is_two_threads() -> None:
         Look(at[2], 600, 3, AT_TICK),
     ]
     found = read(looks, {PID: [program([600])], PID + 1: [program([600])]})
-    assert times(found, 600) == [(at[0], at[2], "f1"), (at[2], STOP, "f3"), (at[1], STOP, "f2")]
-    assert found.seen.rows.pid.tolist() == [PID, PID, PID + 1]
+    assert sorted(times(found, 600)) == [(at[0], at[2], "f1"), (at[1], STOP, "f2"), (at[2], STOP, "f3")]
+    assert sorted(pid for part in found.parts for pid in part.rows.pid.tolist()) == [PID, PID, PID + 1]
 
 
 def test_a_time_off_that_began_before_the_look_before_it_begins_there() -> None:
@@ -484,4 +504,4 @@ def test_a_time_off_that_began_before_the_look_before_it_begins_there() -> None:
 def test_nothing_seen_is_no_rows() -> None:
     found = read([], {PID: [program([600])]})
     assert not found.rows
-    assert kernelrows.gil_rows(found.seen, PERIOD) == []
+    assert found.gil() == {}

@@ -179,7 +179,11 @@ def _by_gil(facts: Facts, limits: Limits, pid: int, gap: tuple[str, str]) -> Fin
 
 
 def _period_ns(facts: Facts, pid: int) -> float | None:
-    """Mean time between two looks at a thread, as sampled; null if no sample of the process says."""
+    """Time between two looks at a thread: of the kernel's, the timer's; else the mean, as sampled. None: not known."""
+    report = facts.info.collectors.get("pyspy")
+    details = report.details if report is not None else {}
+    if str(pid) in (details.get("clock_error_ns") or {}).get("bpf", {}):
+        return details.get("bpf_period_ns")
     rows = facts.rows("samples", source=["pyspy", "austin"], pid=pid)
     rows = rows.select(["duration_ns", "count"]).drop_null()
     looks = int(rows["count"].to_numpy().sum())
