@@ -29,7 +29,7 @@ struct task_struct { int pid, tgid; struct pid *thread_pid; struct signal_struct
 /* A thread as it was last seen. */
 struct thread {
 	u64 state, look, off, due;	/* off: when it left the CPU, 0: on one; due: the next look */
-	u32 asked, alone, inner, pad;	/* inner: its id as its process sees it */
+	u32 asked, alone, inner, back;	/* inner: its id as its process sees it; back: ticks since it was off */
 };
 
 /* By the last digits of its id, whether a process may be one of them: all others are to cost next to nothing. */
@@ -286,8 +286,14 @@ static __always_inline int look(u32 flags, bool leaves)
 	struct thread *t = thread_of(tid);
 	if (!s || !t)
 		return 0;
-	u64 off = t->off, since = leaves ? now : tick ? 0 : off;
+	if (tick && t->off) {	/* back just now: on_return is called next, and tells of the time that it was off as well */
+		if (!t->back++)
+			return 0;
+		t->off = 0;	/* it isn't: some hosts hide the switches of threads of their own */
+	}
+	u64 since = leaves ? now : tick ? 0 : t->off;
 	t->off = leaves ? now : 0;
+	t->back = 0;
 	if (!tick && now < t->due)
 		return 0;
 	if (!own_state(p, t, s, now))
@@ -304,8 +310,6 @@ static __always_inline int look(u32 flags, bool leaves)
 	else
 		flags |= UNREAD;
 	t->due = now + p->period_ns / 2 + bpf_get_prandom_u32() % (p->period_ns | 1) / 2;
-	if (tick && off)	/* it is back on the CPU just now, and on_return hasn't been called for it yet: that look is due */
-		tell(t, now, off, id, tgid, tid, flags & ~AT_TICK);
 	tell(t, now, since, id, tgid, tid, flags);
 	u64 spent = bpf_ktime_get_ns() - now;
 	s->allowance = s->allowance > spent ? s->allowance - spent : 0;
@@ -349,6 +353,7 @@ int on_leave(u64 *ctx)
 	if (!t->look)	/* it may never come back */
 		return look(0, 1);
 	t->off = bpf_ktime_get_ns();
+	t->back = 0;
 	return 0;
 }
 
