@@ -348,9 +348,7 @@ int on_leave(u64 *ctx)
 	if (!perhaps[(id >> 32) % PERHAPS])
 		return 0;
 	struct thread *t = bpf_map_lookup_elem(&threads, &tid);
-	if (!t)
-		return 0;
-	if (!t->look)	/* it may never come back */
+	if (!t || !t->look)	/* it may never come back; and one that comes back unknown was off from the start */
 		return look(0, 1);
 	t->off = bpf_ktime_get_ns();
 	t->back = 0;
