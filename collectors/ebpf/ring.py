@@ -8,6 +8,7 @@ import os
 import platform
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -63,7 +64,8 @@ class MappedRing:
         self._file.close()
         del self._consumer, self._producer, self._data
         self._consumer_map.close()
-        self._data_map.close()
+        with suppress(BufferError):  # an error on its way holds on to the rows that it was about, and to the map
+            self._data_map.close()
 
 
 class SpooledRing:
