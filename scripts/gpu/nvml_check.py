@@ -34,6 +34,7 @@ from perfscope.model.info import SessionInfo
 from perfscope.model.session import Session
 from perfscope.model.session_writer import SessionWriter
 from perfscope.options import Options
+from perfscope.procfs import in_first_pid_namespace
 
 LOAD = """
 import json, sys, time
@@ -290,7 +291,7 @@ def beside(device: Device, seconds: float) -> None:
         listed = {p.pid: p.usedGpuMemory for p in pynvml.nvmlDeviceGetComputeRunningProcesses(device.handle)}
         held, namespace = sorted(owners.opened(program.pid)), Path("/proc/self/ns/pid").readlink()
         print(f"    the driver's processes {listed}; the program is {program.pid} and holds /dev/nvidia{held}")
-        print(f"    {namespace}, taken for the host's: {owners.on_host()}")
+        print(f"    {namespace}, taken for the host's: {in_first_pid_namespace()}")
         gpm.close()
 
 
