@@ -86,7 +86,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
             True,
         ),
         _col("stack_id", _i32, "the stack"),
-        _col("count", _i64, "looks this row stands for"),
+        _col("count", _i64, "looks this row stands for; 0 for time that none fell into"),
         _col("torn", _bool, "true if the stack can't have existed (read while it changed); kept out of hot paths"),
     ),
     "sched": (

@@ -21,7 +21,7 @@ struct signal_struct { struct { int counter; } live; } CORE;
 struct task_struct { int pid, tgid; struct pid *thread_pid; struct signal_struct *signal; } CORE;
 
 #define FRAMES 256		/* of a stack; more are cut off at its root */
-#define STATES 256		/* threads of an interpreter that are looked through for one */
+#define STATES 2048		/* threads of an interpreter that are looked through for one */
 #define FIRST_AGAIN_NS 500000	/* a thread without a state of its own, a newborn or a library's, is asked again then, */
 #define MOST_DOUBLED 7		/* and after twice that, and so on, up to 64 ms */
 #define FULL_NS 2000000		/* of walking time may be saved up, to be spent at once */
@@ -88,7 +88,8 @@ static long next_state(u32 i, struct walk *w)
 		return 1;
 	}
 	u64 next = load(s->at + w->p->state_next);
-	if (!next && !i) {	/* a fork's only thread may keep the id it had before */
+	u64 id = bpf_get_current_pid_tgid();
+	if (!next && !i && (u32)id == id >> 32) {	/* a fork's only thread may keep the id it had before */
 		s->hash = s->at;
 		s->depth = 1;
 	}
@@ -187,8 +188,10 @@ static long next_frame(u32 i, struct walk *w)
 		s->stack.cut = 1;
 		return 1;
 	}
-	if (bpf_probe_read_user(s->raw, 96, (void *)(code + p->code_window)))
+	if (bpf_probe_read_user(s->raw, 96, (void *)(code + p->code_window))) {
+		s->stack.cut = 1;
 		return 1;
+	}
 	u64 start = code + p->code_bytes, key = mix(code, AT(u64, p->code_name - p->code_window));
 	key = mix(key, AT(u64, p->code_lines - p->code_window) ^ AT(u32, p->code_first_line - p->code_window));
 	struct frame *f = &s->stack.frames[s->depth & (FRAMES - 1)];
@@ -214,8 +217,10 @@ static __always_inline u64 read_stack(struct process *p, struct scratch *s, u64 
 	s->stack.tgid = tgid;
 	s->stack.cut = 0;
 	bpf_loop(FRAMES + 64, next_frame, &w, 0);
+	if (s->at)	/* what is there can't be read just now */
+		s->stack.cut = 1;
 	s->stack.depth = s->depth;
-	u64 hash = s->stack.id = s->hash;
+	u64 hash = s->stack.id = mix(s->hash, s->stack.cut);
 	if (s->depth && !bpf_map_lookup_elem(&told, &hash))
 		tell_stack(&w);
 	return s->depth ? hash : 0;

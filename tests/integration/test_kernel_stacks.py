@@ -268,6 +268,31 @@ def test_threads_that_sleep_on_are_born_and_die(tmp_path: Path, program: Callabl
     assert died_ns <= last < died_ns + 50 * MS
 
 
+NATIVE = """
+import ctypes, threading, time
+libc = ctypes.CDLL(None)
+for _ in range(3):
+    libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.sleep, ctypes.c_void_p(600))
+    libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.usleep, ctypes.c_void_p(400_000))
+print(threading.get_native_id(), flush=True)
+def naps():
+    while True: time.sleep(0.02)
+naps()
+"""
+
+
+def test_threads_without_python_have_no_stack(tmp_path: Path, program: Callable[..., subprocess.Popen[str]]) -> None:
+    """The only state there is belongs to the main thread."""
+    target = program(NATIVE)
+    main = int(line(target)[0])
+    recording = Recording(tmp_path, BPF)
+    recording.start(target.pid)
+    assert len(procfs.threads(target.pid)) >= 4
+    recording.until(recording.sampled(target.pid, 1.0))
+    rows = looks(recording.finish())
+    assert {r["tid"] for r in rows} == {main} and "naps" in {name for r in rows for name in r["names"]}
+
+
 FORKS = """
 import os, sys, time
 def burn():
