@@ -339,8 +339,9 @@ def test_forked_children_are_seen_from_their_first_instruction_on(
     assert {pid: set(names) for pid, names in shown.items()} == {
         pid: {f"in_child_{number}"} for pid, number in children.items()
     }
-    # Its 80 ms of CPU time hold 7 ticks, each of a period.
-    assert all(counts[pid] >= 6 for pid in children), counts
+    # Its 80 ms of CPU time hold 7 or 8 ticks; on its way from one CPU to another, with its own timer, it may miss some.
+    assert all(counts[pid] >= 3 for pid in children), counts
+    assert sum(counts.values()) > 6.5 * len(children), counts
     assert all(sum(names.values()) >= 60 * MS for names in shown.values())
     assert recording.report.lost_events == 0
 
