@@ -20,7 +20,7 @@ from perfscope.model.stacks import Frame, StackTable
 LOOK = np.dtype(
     [(name, "<u8") for name in ("time", "since", "stack")] + [(name, "<u4") for name in ("tgid", "tid", "flags", "pad")]
 )
-AT_TICK, HOLDS_GIL, UNREAD, ENDED = 1, 2, 4, 8
+AT_TICK, HOLDS_GIL, UNREAD, ENDED, FAILED = 1, 2, 4, 8, 16
 STACK, CODE = 1, 2
 _MOST_FRAMES, _TEXT, _MOST_LINES = 256, 1024, 8192
 _STACK, _CODE = struct.Struct("<IIQII"), struct.Struct("<IIQ8I")

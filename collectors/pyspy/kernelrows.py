@@ -13,7 +13,7 @@ import numpy.typing as npt
 from perfscope.collectors.ebpf.records import chunks
 from perfscope.collectors.pyspy import kernelfile
 from perfscope.collectors.pyspy.kernel import Followed
-from perfscope.collectors.pyspy.kernelfile import AT_TICK, ENDED, HOLDS_GIL, LOOK, UNREAD
+from perfscope.collectors.pyspy.kernelfile import AT_TICK, ENDED, FAILED, HOLDS_GIL, LOOK, UNREAD
 from perfscope.collectors.pyspy.rows import Timed
 from perfscope.model.stacks import StackTable
 
@@ -56,8 +56,9 @@ class _Seen:
 class KernelReader:
     """What the kernel saw, one part of the recording's time after the other.
 
-    looks: read so far; unread: of these, at stacks that would have cost too much; untold: distinct stacks whose code
-    wasn't told of; unsound: words that make no sense.
+    looks: read so far; of these, unread: at stacks that would have cost too much; failed: at memory that couldn't be
+    read just then, as the kernel was moving it, or CPython a frame. untold: distinct stacks whose code wasn't told of;
+    unsound: words that make no sense.
     """
 
     def __init__(self, directory: Path, stacks: StackTable) -> None:
@@ -66,7 +67,7 @@ class KernelReader:
         self._words = kernelfile.read_words(directory / "words.bin")
         self._known: dict[int, int] = {0: -1}
         self.unsound = self._words.unsound
-        self.looks = self.unread = self.untold = 0
+        self.looks = self.unread = self.failed = self.untold = 0
 
     def parts(
         self,
@@ -91,6 +92,7 @@ class KernelReader:
         self.untold += int((ids < 0).sum())
         self.looks += len(looks)
         self.unread += int(((looks["flags"] & UNREAD) != 0).sum())
+        self.failed += int(((looks["flags"] & FAILED) != 0).sum())
         stack = np.array([self._known[number] for number in distinct.tolist()], np.int32)[inverse]
         return _Seen(looks, stack, np.zeros(len(looks), bool))
 

@@ -101,6 +101,7 @@ class Reading:
             self._gil_looks += sum(row["count"] for row in gil)
         self.by_kernel = True
         self.looks += reader.looks
+        self.errors += reader.failed
         self.unsound += reader.unsound + sum(kernel.lost)
         self._unread, self._kernel_period_ns = reader.unread, kernel.period_ns
         lost_looks, lost_words = kernel.lost

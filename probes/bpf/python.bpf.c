@@ -12,6 +12,7 @@ typedef __u8 u8;
 typedef __u16 u16;
 typedef __u32 u32;
 typedef __u64 u64;
+typedef __s64 s64;
 typedef _Bool bool;
 #define CORE __attribute__((preserve_access_index))
 
@@ -25,6 +26,7 @@ struct task_struct { int pid, tgid; struct pid *thread_pid; struct signal_struct
 #define FIRST_AGAIN_NS 500000	/* a thread without a state of its own, a newborn or a library's, is asked again then, */
 #define MOST_DOUBLED 7		/* and after twice that, and so on, up to 64 ms */
 #define FULL_NS 2000000		/* of walking time may be saved up, to be spent at once */
+#define MOST_NS 200000		/* that a look takes; what is longer was an interrupt's, or the hypervisor's */
 
 /* A thread as it was last seen. */
 struct thread {
@@ -46,7 +48,8 @@ struct { __uint(type, BPF_MAP_TYPE_RINGBUF); __uint(max_entries, 16 << 20); } wo
 struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, 8); __type(key, u32); __type(value, u64); } counters SEC(".maps");
 
 struct scratch {
-	u64 refilled, allowance;
+	u64 refilled;
+	s64 allowance;	/* ns that looks at switches may take; below 0 after one that took more */
 	u64 at, hash;	/* of a walk along frames, or threads: kept here, where the verifier need not follow it */
 	u32 depth, inner;
 	u8 raw[256];
@@ -310,14 +313,17 @@ static __always_inline int look(u32 flags, bool leaves)
 	if (s->allowance > FULL_NS)
 		s->allowance = FULL_NS;
 	s->refilled = now;
-	if (tick || s->allowance)
+	if (tick || s->allowance > 0) {
 		id = read_stack(p, s, frame, tgid);
-	else
+		if (frame && !id)
+			flags |= FAILED;
+	} else {
 		flags |= UNREAD;
+	}
 	t->due = now + p->period_ns / 2 + bpf_get_prandom_u32() % (p->period_ns | 1) / 2;
 	tell(t, now, since, id, tgid, tid, flags);
 	u64 spent = bpf_ktime_get_ns() - now;
-	s->allowance = s->allowance > spent ? s->allowance - spent : 0;
+	s->allowance -= spent < MOST_NS ? spent : MOST_NS;
 	count(SPENT_NS, spent);
 	count(LOOKS, 1);
 	return 0;

@@ -16,7 +16,7 @@ struct process {
 #define PERHAPS 4096
 
 enum { LOST_LOOKS, LOST_WORDS, SPENT_NS, LOOKS };	/* counters */
-enum { AT_TICK = 1, HOLDS_GIL = 2, UNREAD = 4, ENDED = 8 };
+enum { AT_TICK = 1, HOLDS_GIL = 2, UNREAD = 4, ENDED = 8, FAILED = 16 };
 enum { OWNED_BY_INTERPRETER = 3 };
 #define SHARE_OF_TIME 50	/* of a CPU's time that reading stacks at its switches may take: a fiftieth */
 

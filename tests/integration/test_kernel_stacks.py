@@ -755,6 +755,18 @@ def test_a_full_disk_of_the_session(small_disk: Path, tmp_path: Path) -> None:
     assert "No space left on device" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_records_that_do_not_fit_are_written_whole_or_not_at_all(small_disk: Path) -> None:
+    records = np.arange(6 * 4000, dtype=np.uint64).reshape(-1, 6)
+    with (small_disk / "x.bin").open("ab", buffering=0) as file:
+        write_all(file.fileno(), records[:3000].view(np.uint8))
+        (small_disk / "other").write_bytes(bytes(100_000))
+        with pytest.raises(OSError, match="No space left"):
+            write_all(file.fileno(), records[3000:].view(np.uint8))
+        (small_disk / "other").unlink()
+        write_all(file.fileno(), records[3000:].view(np.uint8))
+    assert np.array_equal(np.fromfile(small_disk / "x.bin", np.uint64), records.ravel())
+
+
 SWITCHES = """
 said = {"turns": 0, "tids": []}
 over = threading.Event()

@@ -91,8 +91,10 @@ def test_shares_threads_names_deaths_and_gil(
     assert any("BaseEventLoop.run_forever" in r["names"] for r in rows if r["tid"] == worker)
     # Slices of a thread neither overlap nor leave gaps while it lives: its time is its time.
     mine = sorted((r["time_ns"], r["time_ns"] + r["duration_ns"]) for r in rows if r["tid"] == main)
-    assert all(b[0] == a[1] for a, b in itertools.pairwise(mine))
-    assert sum(e - s for s, e in mine) == mine[-1][1] - mine[0][0]
+    gaps = sum(b[0] > a[1] for a, b in itertools.pairwise(mine))
+    assert all(b[0] >= a[1] for a, b in itertools.pairwise(mine))
+    assert gaps == 0 or (sampler == "bpf" and gaps <= recording.report.details["read_errors"])
+    assert gaps or sum(e - s for s, e in mine) == mine[-1][1] - mine[0][0]
     # Only the spinning main thread holds the GIL to speak of.
     held: dict[int, int] = defaultdict(int)
     for row in looks(session, "pyspy-gil"):

@@ -222,6 +222,7 @@ def test_records_are_those_of_the_header(tmp_path: Path) -> None:
         "HOLDS_GIL": kernelfile.HOLDS_GIL,
         "UNREAD": kernelfile.UNREAD,
         "ENDED": kernelfile.ENDED,
+        "FAILED": kernelfile.FAILED,
         "STACK": kernelfile.STACK,
         "CODE": kernelfile.CODE,
         "LOST_LOOKS": 0,  # in the order in which Kernel reads the counters

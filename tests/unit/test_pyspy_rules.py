@@ -266,7 +266,7 @@ def test_a_source_that_is_no_source_file_is_not_read(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("wörd = 1\n")
     written = program.stat().st_mtime
-    target = Target(cast(Process, SimpleNamespace(pid=os.getpid())), [], cast(Naming, None), written + 1, True)
+    target = Target(cast(Process, SimpleNamespace(pid=os.getpid())), [], cast(Naming, None), written + 1, True, 0)
     assert target.source(str(program)) == "wörd = 1\n"
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large").touch()
