@@ -102,8 +102,8 @@ def open_ring(map_fd: int, size: int, record: int, path: Path) -> Ring:
 
 
 def write_all(fd: int, data: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> None:
-    """Appends everything to a file, or nothing: records that don't fit are still in their ring, to be written whole once
-    there is space again. Raises OSError (disk full)."""
+    """Appends everything to a file, or nothing: records that don't fit are still in their ring, to be written whole
+    once there is space again. Raises OSError (disk full)."""
     before = os.fstat(fd).st_size
     view = data.data.cast("B")
     try:

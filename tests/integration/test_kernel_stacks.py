@@ -25,6 +25,7 @@ from pyspy_helpers import Recording, line, looks, samplers_on
 from recording_helpers import PERFSCOPE, wait_for
 
 from perfscope import procfs
+from perfscope.collectors.ebpf.ring import write_all
 from perfscope.errors import CollectorError
 from perfscope.merge import ThreadSlices, build_tree, slices_of
 from perfscope.merge.slices import RUNNING
