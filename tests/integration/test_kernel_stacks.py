@@ -760,7 +760,7 @@ def test_records_that_do_not_fit_are_written_whole_or_not_at_all(small_disk: Pat
     records = np.arange(6 * 4000, dtype=np.uint64).reshape(-1, 6)
     with (small_disk / "x.bin").open("ab", buffering=0) as file:
         write_all(file.fileno(), records[:3000].view(np.uint8))
-        (small_disk / "other").write_bytes(bytes(100_000))
+        (small_disk / "other").write_bytes(bytes(130_000))
         with pytest.raises(OSError, match="No space left"):
             write_all(file.fileno(), records[3000:].view(np.uint8))
         (small_disk / "other").unlink()
