@@ -576,5 +576,5 @@ def test_auto_says_why_it_fell_back(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_shipped_objects_are_what_the_source_gives(tmp_path: Path) -> None:
     source = Path(__file__).parents[2] / "probes" / "bpf"
     subprocess.run(["make", "-s", "-B", "-C", str(source), f"OUT={tmp_path}"], check=True)
-    for name in ("perfscope.bpf.o", "generic.bpf.o"):
+    for name in ("perfscope.bpf.o", "generic.bpf.o", "python.bpf.o"):
         assert (tmp_path / name).read_bytes() == (source / name).read_bytes(), f"make -C probes/bpf rebuilds {name}"
