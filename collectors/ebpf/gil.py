@@ -22,7 +22,8 @@ _MUTEX_BYTES = {"x86_64": 40, "aarch64": 48}
 GIL_BYTES = 2 * (_COND_BYTES + _MUTEX_BYTES.get(platform.machine(), 40))
 
 
-_PYTHON = re.compile(r"(lib)?python\d*(\.\d+)*[a-z]*(\.so[.\d]*)?( \(deleted\))?")
+PYTHON = re.compile(r"(lib)?python\d*(\.\d+)*[a-z]*(\.so[.\d]*)?( \(deleted\))?")
+"""Name of a file that may hold an interpreter, as /proc/PID/maps has it."""
 
 FUTEX, GIL, UNKNOWN = range(3)
 KINDS = ("futex", "gil", "unknown")
@@ -46,7 +47,7 @@ class Runtimes:
 
     def mapped(self, pid: int, address: int, end: int, offset: int, path: str, inode: int) -> None:
         """`path`'s code at `offset` is mapped there."""
-        if not _PYTHON.fullmatch(path.rsplit("/", 1)[-1]):
+        if not PYTHON.fullmatch(path.rsplit("/", 1)[-1]):
             return
         self._without.add(pid)
         # The process's own view of the file; once it is gone, the same name if it is still the same file.

@@ -281,7 +281,8 @@ class PySpyCollector(Collector):
         whys = reading.problems
         if self._unwritten is not None:
             whys.append(f"what the kernel saw couldn't be written: {self._unwritten}")
-        if missed := sum(not t.attached for t in self._targets):
+        followed = self._kernel.followed if self._kernel is not None else {}
+        if missed := sum(not t.attached and t.process.pid not in followed for t in self._targets):
             whys.append(f"{missed} of {len(self._targets)} Python processes came and went too quickly to be sampled")
         if reading.missing_share > MISSING_SHARE:
             whys.append(reading.lateness())

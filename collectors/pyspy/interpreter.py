@@ -7,7 +7,6 @@ itself says them, in `_Py_DebugOffsets` at the start of `_PyRuntime`.
 from __future__ import annotations
 
 import os
-import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +14,12 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from perfscope.collectors.ebpf import elf
+from perfscope.collectors.ebpf.gil import PYTHON
 
 READS = ((3, 11), (3, 14))
 """Oldest and newest CPython whose layout is known."""
 WINDOW = 96
 """Bytes that are read of a frame, or of a code object, in one piece (probes/bpf/python.h)."""
-_PYTHON = re.compile(r"(lib)?python\d*(\.\d+)*[a-z]*(\.so[.\d]*)?( \(deleted\))?")
 _COOKIE = b"xdebugpy"
 _TABLE_WORDS = 81
 
@@ -157,7 +156,7 @@ def _symbols(pid: int) -> dict[str, int]:
     """Addresses of the symbols that the interpreter's file exports; none from what is no CPython 3.11 or newer."""
     for line in Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape").splitlines():
         parts = line.split(None, 5)
-        if len(parts) < 6 or "x" not in parts[1] or not _PYTHON.fullmatch(parts[5].rsplit("/", 1)[-1]):
+        if len(parts) < 6 or "x" not in parts[1] or not PYTHON.fullmatch(parts[5].rsplit("/", 1)[-1]):
             continue
         found = {}
         start, end = (int(bound, 16) for bound in parts[0].split("-"))

@@ -269,6 +269,20 @@ def test_threads_that_sleep_on_are_born_and_die(tmp_path: Path, program: Callabl
     assert died_ns <= last < died_ns + 50 * MS
 
 
+def test_one_that_ended_was_not_missed(tmp_path: Path, program: Callable[..., subprocess.Popen[str]]) -> None:
+    target = program("import time\nprint(flush=True)\nwhile True: time.sleep(0.01)\n")
+    line(target)
+    recording = Recording(tmp_path, BPF)
+    recording.start(target.pid)
+    recording.until(recording.sampled(target.pid, 0.3))
+    target.kill()
+    target.wait()
+    recording.collector.tick()  # the kernel has forgotten it, and nobody has said yet that it is gone
+    recording.tick()
+    assert looks(recording.finish())
+    assert recording.report.status == "ok", recording.report
+
+
 NATIVE = """
 import ctypes, threading, time
 libc = ctypes.CDLL(None)
