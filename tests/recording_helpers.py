@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -136,3 +137,14 @@ if __name__ == "__main__":
     from perfscope.cli import run
 
     sys.exit(run())
+
+
+def bpf_programs(pid: int) -> set[int]:
+    """Ids of the BPF programs that a process holds."""
+    found = set()
+    for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
+        try:
+            found |= {int(n) for n in re.findall(r"^prog_id:\s*(\d+)", entry.read_text(), re.MULTILINE)}
+        except OSError:
+            continue
+    return found

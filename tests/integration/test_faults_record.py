@@ -6,7 +6,6 @@ import ctypes
 import errno
 import os
 import pwd
-import re
 import signal
 import struct
 import subprocess
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from pyspy_helpers import samplers_on
-from recording_helpers import MADE, PERFSCOPE, wait_for
+from recording_helpers import MADE, PERFSCOPE, bpf_programs, wait_for
 
 from perfscope.model.session import Session
 
@@ -56,17 +55,6 @@ def _bpf_program_exists(program_id: int) -> bool:
     return True
 
 
-def _bpf_programs(pid: int) -> set[int]:
-    """Ids of the BPF programs that a process holds."""
-    found = set()
-    for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
-        try:
-            found |= {int(n) for n in re.findall(r"^prog_id:\s*(\d+)", entry.read_text(), re.MULTILINE)}
-        except OSError:
-            continue
-    return found
-
-
 def _jfr_check(pid: int) -> str:
     return subprocess.run(["jcmd", str(pid), "JFR.check"], capture_output=True, text=True, check=True).stdout
 
@@ -98,8 +86,8 @@ def test_kill_9_leaves_targets_and_machine_clean(
     perfscope = subprocess.Popen([*PERFSCOPE, "record", *pids, "-o", tmp_path / "s"], stderr=subprocess.DEVNULL)
     wait_for(lambda: samplers_on(python.pid))
     wait_for(lambda: "perfscope" in _jfr_check(java.pid))
-    wait_for(lambda: _bpf_programs(perfscope.pid))
-    samplers, programs = samplers_on(python.pid), _bpf_programs(perfscope.pid)
+    wait_for(lambda: bpf_programs(perfscope.pid))
+    samplers, programs = samplers_on(python.pid), bpf_programs(perfscope.pid)
     assert all(_bpf_program_exists(program) for program in programs)
 
     perfscope.kill()

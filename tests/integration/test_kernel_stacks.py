@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyspy_helpers
 import pytest
 from pyspy_helpers import Recording, line, looks, samplers_on
-from recording_helpers import PERFSCOPE, wait_for
+from recording_helpers import PERFSCOPE, bpf_programs, wait_for
 
 from perfscope import procfs
 from perfscope.collectors.ebpf.ring import write_all
@@ -652,17 +652,6 @@ def test_each_interpreter(tmp_path: Path, program: Callable[..., subprocess.Pope
     assert sum(ns for stack, ns in time_ns.items() if stack in (sleeping, napping, waiting, *spun)) > 0.97 * sum(
         time_ns.values()
     )
-
-
-def bpf_programs(pid: int) -> set[int]:
-    """Ids of the BPF programs that a process holds."""
-    found = set()
-    for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
-        try:
-            found |= {int(n) for n in re.findall(r"^prog_id:\s*(\d+)", entry.read_text(), re.MULTILINE)}
-        except OSError:
-            continue
-    return found
 
 
 def is_loaded(program_id: int) -> bool:
