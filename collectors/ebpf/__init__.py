@@ -229,11 +229,12 @@ class EbpfCollector(Collector):
         for life in lives.lives:
             if life.end_ns is None:
                 life.name = self._names.get(life.tid) or life.name
-        sched = tables.SchedTable(writer, lives, window)
+        beginnings = tables.Beginnings(lives, window)
+        sched = tables.SchedTable(writer, lives, window, beginnings)
         kinds = self._learn_gil(lives)
         for events in self._events():
             sched.add(events)
-            tables.append_waits(writer, events, window, kinds)
+            tables.append_waits(writer, events, window, beginnings, kinds)
         sched.add_untold()
         for blocks in chunks(self.context.raw / "blocks.bin", BLOCK):
             count += len(blocks)

@@ -12,22 +12,16 @@ from pathlib import Path
 import numpy as np
 
 from perfscope import probes
-from perfscope.collectors.ebpf import libbpf, privilege, tracefs
+from perfscope.collectors.ebpf import libbpf, privilege
 from perfscope.collectors.ebpf.backend import Backend, Losses, Thread
-from perfscope.collectors.ebpf.records import ALIVE, BLOCK, EVENT, OP_TIMED, WAIT
+from perfscope.collectors.ebpf.records import ALIVE, BLOCK, EVENT, WAIT
 from perfscope.collectors.ebpf.ring import drain_last, open_ring, write_all
 from perfscope.errors import CollectorError
 
 BTF = Path("/sys/kernel/btf/vmlinux")
-THREAD = struct.Struct("<QQQQQQIIIIIIII")  # struct thread of perfscope.bpf.c
+THREAD = struct.Struct("<QQQQQIIIIIIII")  # struct thread of perfscope.bpf.c
 FUTEX_NUMBER = {"x86_64": 202, "aarch64": 98}
-FUTEX_FUNCTION = {"x86_64": "__x64_sys_futex", "aarch64": "__arm64_sys_futex"}
-FUNCTION_HOOKS = ("on_futex", "on_futex_return")
-FUTEX_TRACEPOINTS = ("on_enter_futex", "on_exit_futex")
-SYSCALL_HOOKS = ("on_sys_enter", "on_sys_exit")
-"""What tells of futex(2), the cheapest first: the tracepoints add 0.25 and 0.68 us to an operation of `perf bench sched
-pipe`, four system calls none of which is futex."""
-OP_EARLY = 0x40000000
+WAITS = 0x40000000
 COMMON = (
     "on_switch",
     "on_waking",
@@ -67,8 +61,8 @@ class LibbpfBackend(Backend):
             raise CollectorError(f"no system call numbers known for {machine}")
         privilege.require_bpf()
         first = "on_io_start" if kernel_has("block_io_start") else "on_getrq"
-        self._object, programs = self._load((*COMMON, first), machine)
-        self._early = OP_EARLY if FUNCTION_HOOKS[0] in programs else 0
+        programs = (*COMMON, first)
+        self._object = self._load(programs, FUTEX_NUMBER[machine])
         try:
             self._threads = self._object.map("threads", 4, THREAD.size)
             self._requests = self._object.map("requests", 8, BLOCK.itemsize)
@@ -84,45 +78,32 @@ class LibbpfBackend(Backend):
         self._losses: Losses | None = None
 
     @staticmethod
-    def _load(programs: tuple[str, ...], machine: str) -> tuple[libbpf.Object, tuple[str, ...]]:
-        """The object and its programs, with the cheapest hooks and the best argument that this kernel offers."""
+    def _load(programs: tuple[str, ...], futex: int) -> libbpf.Object:
         path = probes.path("bpf", "perfscope.bpf.o")
-        targets = dict.fromkeys(FUNCTION_HOOKS, FUTEX_FUNCTION[machine])
-        refused: CollectorError | None = None
-        traced = "sys_enter_futex" in tracefs.events("syscalls")
-        # Some hosts forbid hooks in functions, some have no tracefs.
-        for hooks in (FUNCTION_HOOKS, *([FUTEX_TRACEPOINTS] if traced else []), SYSCALL_HOOKS):
-            for has_prev_state in (1, 0):
-                wanted = (*programs, *hooks)
-                try:
-                    constants = struct.pack("<II", FUTEX_NUMBER[machine], has_prev_state)
-                    return libbpf.Object(path, wanted, constants, targets), wanted
-                except CollectorError as error:
-                    refused = error
-        assert refused is not None
-        raise refused
+        try:
+            return libbpf.Object(path, programs, struct.pack("<II", futex, 1))
+        except CollectorError:  # before 5.18, sched_switch has an argument less
+            return libbpf.Object(path, programs, struct.pack("<II", futex, 0))
 
     @property
     def version(self) -> str:
         return f"libbpf {libbpf.version()}"
 
     def follow(self, thread: Thread) -> bool:
-        op, address = thread.wait or (0, 0)
-        start = time.monotonic_ns() if thread.wait else 0
-        early = self._early if thread.wait else 0
+        op, address = (thread.wait[0] | WAITS, thread.wait[1]) if thread.wait else (0, 0)
         wake = time.monotonic_ns() if thread.state == 0 else 0
-        entry = THREAD.pack(0, wake, 0, 0, start, address, thread.tgid, thread.state, 0, 0, op | early, 0, 0, 0)
+        entry = THREAD.pack(0, wake, 0, 0, address, thread.tgid, thread.state, 0, op, 0, 0, 0, 0)
         return self._threads.add(struct.pack("<I", thread.tid), entry)
 
     def forget(self, tid: int) -> None:
         self._threads.delete(struct.pack("<I", tid))
 
     def followed(self) -> list[tuple[int, int]]:
-        return [(THREAD.unpack(value)[6], int.from_bytes(key, "little")) for key, value in self._threads.items()]
+        return [(THREAD.unpack(value)[5], int.from_bytes(key, "little")) for key, value in self._threads.items()]
 
     def living(self) -> set[int]:
         # Bounded: a walk begins anew where the thread that it has come to ends meanwhile.
-        return {THREAD.unpack(value)[6] for _, value in islice(self._threads.items(), _MOST_LIVING)}
+        return {THREAD.unpack(value)[5] for _, value in islice(self._threads.items(), _MOST_LIVING)}
 
     def drain(self) -> None:
         for ring in self._rings:
@@ -145,11 +126,11 @@ class LibbpfBackend(Backend):
     def _write_open(self) -> None:
         events = []
         for key, value in self._threads.items():
-            off, wake, _, _, start, address, tgid, state, waker, _, op, lost, seen, _ = THREAD.unpack(value)
+            off, wake, _, _, address, tgid, state, waker, op, _, lost, seen, _ = THREAD.unpack(value)
             tid = int.from_bytes(key, "little")
             events.append((0, off, wake, tgid, tid, waker, state, lost, seen, ALIVE, 0))
-            if start:
-                events.append((0, start, address, tgid, tid, 0, 0, op & (OP_TIMED | 0xFFFF), 0, WAIT, 0))
+            if op:
+                events.append((0, off, address, tgid, tid, 0, 0, op & ~WAITS, 0, WAIT, 0))
         with (self.directory / "events.bin").open("ab", buffering=0) as file:
             write_all(file.fileno(), np.array(events, EVENT).view(np.uint8))
         requests = b"".join(value for _, value in self._requests.items())

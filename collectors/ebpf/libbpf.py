@@ -6,7 +6,7 @@ import ctypes as c
 import errno
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bpf_object__find_program_by_name": (_P, [_P, c.c_char_p]),
     "bpf_program__name": (c.c_char_p, [_P]),
     "bpf_program__set_autoload": (c.c_int, [_P, c.c_bool]),
-    "bpf_program__set_attach_target": (c.c_int, [_P, c.c_int, c.c_char_p]),
     "bpf_program__fd": (c.c_int, [_P]),
     "bpf_program__attach": (_P, [_P]),
     "bpf_program__attach_tracepoint_opts": (_P, [_P, c.c_char_p, c.c_char_p, _P]),
@@ -134,10 +133,8 @@ class Map:
 class Object:
     """A loaded BPF object. Links and maps are file descriptors of this process: its death detaches everything."""
 
-    def __init__(
-        self, path: Path, programs: Iterable[str], constants: bytes = b"", targets: Mapping[str, str] | None = None
-    ) -> None:
-        """Loads only `programs`. constants: the bytes its .rodata begins with; targets: program -> kernel function.
+    def __init__(self, path: Path, programs: Iterable[str], constants: bytes = b"") -> None:
+        """Loads only `programs`. constants: the bytes its .rodata begins with.
 
         Raises CollectorError with what libbpf or the verifier said.
         """
@@ -153,8 +150,6 @@ class Object:
         while program:
             name = lib.bpf_program__name(program).decode()
             lib.bpf_program__set_autoload(program, name in wanted)
-            if name in wanted and targets and name in targets:
-                lib.bpf_program__set_attach_target(program, 0, targets[name].encode())
             program = lib.bpf_object__next_program(self._object, program)
         if constants:
             size = c.c_size_t()

@@ -1,4 +1,4 @@
-"""Unpaired records -> the paired ones the CO-RE programs write: off, runnable, on again; futex entry and return.
+"""Unpaired records -> the paired ones the CO-RE programs write: off, runnable, on again; sleeps in futex(2).
 
 Works on pieces of the file, each sorted by thread and time. What a piece leaves open is carried into the next one
 as rows, so memory stays bounded and no state is kept beside them.
@@ -23,6 +23,7 @@ from perfscope.collectors.ebpf.records import (
     FUTEX_IN,
     FUTEX_OUT,
     NEWBORN,
+    NO_RESULT,
     SCHED,
     SWITCH,
     WAIT,
@@ -102,13 +103,18 @@ def _before(index: Index, first: Index) -> Index:
     return np.where(shifted >= first, shifted, -1)
 
 
+def _next(hit: npt.NDArray[np.bool_]) -> Index:
+    """For each row the index of the first hit at or after it, of whichever thread; the number of rows if none is."""
+    return np.minimum.accumulate(np.where(hit, np.arange(len(hit)), len(hit))[::-1])[::-1]
+
+
 def _pair_piece(carry: Records, events: Records, broken: set[int]) -> tuple[Records, Records]:
     rows = np.concatenate([carry, _streams(events)])
     order = np.lexsort((rows["time"], rows["tid"]))
     rows = rows[order]
     if not len(rows):
         return np.empty(0, EVENT), carry
-    kind, time = rows["kind"], rows["time"]
+    kind = rows["kind"]
     begins = np.concatenate([[True], rows["tid"][1:] != rows["tid"][:-1]])
     first = np.maximum.accumulate(np.where(begins, np.arange(len(rows)), 0))
 
@@ -120,8 +126,7 @@ def _pair_piece(carry: Records, events: Records, broken: set[int]) -> tuple[Reco
     off = _last(mine & np.isin(kind, (OFF, START, FORK)), first)
     on = _last(mine & (kind == ON), first)
     waking = _last(mine & (kind == WAKING), first)
-    wake_hit = np.where(mine & (kind == WAKE), np.arange(len(rows)), len(rows))
-    next_wake = np.minimum.accumulate(wake_hit[::-1])[::-1]
+    next_wake = _next(mine & (kind == WAKE))
     before_on = _before(on, first)
 
     at = np.flatnonzero(mine & (kind == ON))
@@ -141,20 +146,27 @@ def _pair_piece(carry: Records, events: Records, broken: set[int]) -> tuple[Reco
     sched["other"] = np.where(woken, rows["other"][waker], 0)
 
     entry = _last(mine & (kind == FUTEX_IN), first)
-    exit_ = _before(_last(mine & (kind == FUTEX_OUT), first), first)
-    out = np.flatnonzero(mine & (kind == FUTEX_OUT))
-    out = out[(entry[out] >= 0) & (entry[out] > exit_[out])]
-    waits = np.zeros(len(out), EVENT)
-    for name in ("time", "tgid", "tid", "value"):
-        waits[name] = rows[name][out]
-    waits["kind"], waits["a"], waits["b"] = WAIT, time[entry[out]], rows["b"][entry[out]]
-    waits["extra"] = rows["a"][entry[out]]
-    woken = (waking[out] > entry[out]) & (waits["value"] == 0)
-    waits["other"] = np.where(woken, rows["other"][waking[out]], 0)
+    returned = _last(mine & (kind == FUTEX_OUT), first)
+    in_call = (sched["value"] != 0) & (entry[at] > returned[at])
+    earlier = np.flatnonzero(mine & (kind == WAIT))
+    back = np.concatenate([at[in_call], earlier])
+    waits = np.concatenate([sched[in_call], rows[earlier]])
+    waits["kind"], waits["b"], waits["extra"] = WAIT, rows["b"][entry[back]], rows["a"][entry[back]]
+    # Who woke it did so by futex(2) if that is what the call returns; it hasn't yet if it sleeps again.
+    again = (kind == OFF) & (rows["value"] != 0)
+    after = _next(mine & (again | np.isin(kind, (FUTEX_IN, FUTEX_OUT, DEATH))))[back]
+    decided = after < len(rows)
+    decided[decided] = rows["tid"][after[decided]] == waits["tid"][decided]
+    woken = decided.copy()
+    woken[decided] = (kind[after[decided]] == FUTEX_OUT) & (rows["value"][after[decided]] == 0)
+    woken &= waits["other"] != 0  # a timer's wake-up may overtake
+    undecided = waits[~decided]
+    waits["other"], waits["value"] = np.where(woken, waits["other"], 0), np.where(woken, 0, NO_RESULT)
 
     tasks = rows[mine & np.isin(kind, (FORK, EXEC, DEATH))].copy()
     tasks["value"] = np.where(tasks["kind"] == DEATH, 0, tasks["value"])
-    return np.concatenate([sched, waits, tasks]), _carry(rows, mine, marker, off, on, entry, first)
+    carried = _carry(rows, mine, marker, off, on, entry, returned)
+    return np.concatenate([sched, waits[decided], tasks]), np.concatenate([carried, undecided])
 
 
 def _alive_before(marker: Index, kind: npt.NDArray[np.uint8], first: Index) -> npt.NDArray[np.bool_]:
@@ -173,9 +185,9 @@ def _fill_off(target: Records, rows: Records, from_: Index, wake: Index, until: 
 
 
 def _carry(
-    rows: Records, mine: npt.NDArray[np.bool_], marker: Index, off: Index, on: Index, entry: Index, first: Index
+    rows: Records, mine: npt.NDArray[np.bool_], marker: Index, off: Index, on: Index, entry: Index, returned: Index
 ) -> Records:
-    """What the next piece needs: for each thread whether it lives, its open interval and its open wait."""
+    """What the next piece needs: for each thread whether it lives, its open interval and its open futex call."""
     count = len(rows)
     ends = np.flatnonzero(np.concatenate([rows["tid"][1:] != rows["tid"][:-1], [True]]))
     known = ends[marker[ends] >= 0]
@@ -190,8 +202,7 @@ def _carry(
     lives = mine & (marker[last] >= 0) & (rows["kind"][marker[last]] != DEATH)
     open_off = lives & (off[last] > on[last]) & (index >= off[last])
     keep = open_off & np.isin(rows["kind"], (OFF, START, FORK, WAKE, WAKING))
-    out = _last(mine & (rows["kind"] == FUTEX_OUT), first)
-    keep |= lives & (rows["kind"] == FUTEX_IN) & (index == entry[last]) & (entry[last] > out[last])
+    keep |= lives & (rows["kind"] == FUTEX_IN) & (index == entry[last]) & (entry[last] > returned[last])
     kept = rows[keep].copy()
     # A newborn's row would be written as a second birth: it goes on as an ordinary interval off the CPU.
     born = kept["kind"] == FORK
@@ -201,7 +212,7 @@ def _carry(
 
 
 def _still_open(carry: Records) -> Records:
-    """ALIVE and open WAIT records for the end of the recording."""
+    """ALIVE records and those of waits not over, or not known how they ended, for the end of the recording."""
     result = []
     for tid in np.unique(carry["tid"]).tolist():
         mine = carry[carry["tid"] == tid]
@@ -220,9 +231,12 @@ def _still_open(carry: Records) -> Records:
             wake = off if state == 0 else int(wakes["time"][0]) if len(wakes) else 0
             waker = int(wakings["other"][-1]) if len(wakings) and state else 0
         result.append((0, off, wake, tgid, tid, waker, state, 0, seen, ALIVE, 0))
-        for entry in mine[mine["kind"] == FUTEX_IN]:
-            result.append((0, entry["time"], entry["b"], tgid, tid, 0, 0, int(entry["a"]), 0, WAIT, 0))
-    return np.array(result, EVENT)
+        if len(since) and state:
+            for call in mine[mine["kind"] == FUTEX_IN]:
+                result.append((0, off, call["b"], tgid, tid, 0, 0, int(call["a"]), 0, WAIT, 0))
+    waits = carry[carry["kind"] == WAIT].copy()
+    waits["other"], waits["value"] = 0, NO_RESULT
+    return np.concatenate([np.array(result, EVENT), waits])
 
 
 def pair_blocks(source: Path, target: Path) -> None:

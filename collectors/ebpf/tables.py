@@ -37,17 +37,31 @@ def _category(codes: npt.NDArray[np.int32], names: Iterable[str]) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(list(names), pa.string()))
 
 
-class SchedTable:
-    """Writes `sched`. A thread that was off the CPU when it began to be followed was so since then."""
+class Beginnings:
+    """Since when threads are known that were followed by hand: one that was off the CPU then has been so since then."""
 
-    def __init__(self, writer: SessionWriter, lives: Lives, window: Window) -> None:
-        self._writer, self._lives, self._window = writer, lives, window
-        starts: dict[int, int] = {}
-        for life in lives.lives:
-            if not life.born:
-                starts[life.tid] = life.start_ns
+    def __init__(self, lives: Lives, window: Window) -> None:
+        starts = {life.tid: life.start_ns for life in lives.lives if not life.born}
         self._tids = np.array(sorted(starts), np.int64)
         self._starts = np.array([starts[tid] for tid in sorted(starts)], np.int64)
+        self._window = window
+
+    def bound(self, tid: npt.NDArray[Any], time_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The times, none earlier than what is known of its thread."""
+        times = np.maximum(time_ns, self._window.start_ns)
+        if len(self._tids):
+            early = np.flatnonzero(times < max(self._window.start_ns + 1, int(self._starts.max()) + 1))
+            at = np.minimum(np.searchsorted(self._tids, tid[early]), len(self._tids) - 1)
+            hit = self._tids[at] == tid[early]
+            times[early] = np.where(hit, np.maximum(times[early], self._starts[at]), times[early])
+        return times
+
+
+class SchedTable:
+    """Writes `sched`."""
+
+    def __init__(self, writer: SessionWriter, lives: Lives, window: Window, beginnings: Beginnings) -> None:
+        self._writer, self._lives, self._window, self._beginnings = writer, lives, window, beginnings
 
     def add(self, events: Records) -> None:
         """SCHED records, and ALIVE ones of threads that are off the CPU at the end."""
@@ -94,13 +108,8 @@ class SchedTable:
         cpu: npt.NDArray[Any],
         previous: npt.NDArray[Any],
     ) -> None:
-        start, stop = self._window.start_ns, self._window.stop_ns
-        off = np.maximum(off, start)
-        if len(self._tids):
-            early = np.flatnonzero(off < max(start + 1, int(self._starts.max()) + 1))
-            at = np.minimum(np.searchsorted(self._tids, tid[early]), len(self._tids) - 1)
-            hit = self._tids[at] == tid[early]
-            off[early] = np.where(hit, np.maximum(off[early], self._starts[at]), off[early])
+        stop = self._window.stop_ns
+        off = self._beginnings.bound(tid, off)
         on = np.where(on > stop, 0, on)
         keep = (off < stop) & ((on == 0) | (on > off))
         off, on, wake = off[keep], on[keep], wake[keep]
@@ -123,10 +132,12 @@ class SchedTable:
         )
 
 
-def append_waits(writer: SessionWriter, events: Records, window: Window, kinds: WaitKinds) -> None:
+def append_waits(
+    writer: SessionWriter, events: Records, window: Window, beginnings: Beginnings, kinds: WaitKinds
+) -> None:
     """Writes the WAIT records among `events` to `waits`."""
     chosen = events[events["kind"] == WAIT]
-    start = np.maximum(chosen["a"].astype(np.int64), window.start_ns)
+    start = beginnings.bound(chosen["tid"], chosen["a"].astype(np.int64))
     end = np.where(chosen["time"] > window.stop_ns, 0, chosen["time"]).astype(np.int64)
     keep = (start < window.stop_ns) & ((end == 0) | (end >= start))
     chosen, start, end = chosen[keep], start[keep], end[keep]

@@ -270,21 +270,31 @@ class Facts:
         return found
 
     @cached_property
-    def _looks(self) -> dict[tuple[int, int], tuple[Int64, StackIds]]:
-        """(pid, tid) of a Python thread -> times of the first looks of its samples, ascending, and their stacks."""
+    def _looks(self) -> dict[int, tuple[Int64, StackIds]]:
+        """Python thread -> times of the first looks of its samples, ascending, and their stacks.
+
+        A row that no look fell into tells of a stack while its thread is off the CPU; on one it is the stack of before.
+        """
         rows = self.rows("samples", source=["pyspy", "austin"], torn=False)
-        pid, tid, time, stack = (c.to_numpy() for c in rows.select(["pid", "tid", "time_ns", "stack_id"]).drop_null())
+        rows = rows.select(["pid", "tid", "time_ns", "stack_id", "count"]).drop_null()
+        pid, tid, time, stack, count = (c.to_numpy() for c in rows.columns)
         order = np.lexsort((time, tid, pid))
-        keys = thread_keys(pid, tid)[order]
-        return {(k >> 32, k & 0xFFFFFFFF): (time[order[r]], stack[order[r]]) for k, r in groups(keys)}
+        found = {}
+        for key, mine in groups(thread_keys(pid, tid)[order]):
+            thread = self.index.get((key >> 32, key & 0xFFFFFFFF))
+            if thread is not None:
+                mine = order[mine]
+                state, _ = self.at(np.full(len(mine), thread), time[mine])
+                mine = mine[(count[mine] > 0) | ~np.isin(state, (RUNNING, UNKNOWN))]
+                found[thread] = time[mine], stack[mine]
+        return found
 
     def look_within(self, thread: npt.NDArray[np.integer[Any]], start_ns: Int64, end_ns: Int64) -> StackIds:
         """stack_id of the first look at each Python thread in [start_ns, end_ns); ROOT if there was none."""
         found = np.full(len(thread), ROOT, np.int32)
         for number, rows in groups(thread):
-            t = self.threads[number]
-            if (t.pid, t.tid) in self._looks:
-                times, stacks = self._looks[t.pid, t.tid]
+            times, stacks = self._looks.get(number, ((), ()))
+            if len(times):
                 first = np.searchsorted(times, start_ns[rows])
                 last = np.minimum(first, len(times) - 1)
                 seen = (first < len(times)) & (times[last] < end_ns[rows])

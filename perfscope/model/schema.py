@@ -108,16 +108,16 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "waits": (
         _col("pid", _i32, "process id"),
         _col("tid", _i32, "waiting thread"),
-        _col("start_ns", _i64, "entry of futex(2)"),
-        _col("end_ns", _i64, "return of futex(2); null: not before the recording's end", True),
+        _col("start_ns", _i64, "left the CPU, in futex(2)"),
+        _col("end_ns", _i64, "on a CPU again; null: not before the recording's end", True),
         _col(
             "kind",
             _cat,
             "gil (by address, in CPython's runtime state), futex (any other), or unknown (state not found)",
         ),
         _col("address", _u64, "futex address: the lock's identity within its process"),
-        _col("waker_tid", _i32, "thread that called futex wake on it", True),
-        _col("result", _i32, "return value: 0 woken, negative errno (-110 timed out, -11 value had changed)", True),
+        _col("waker_tid", _i32, "thread that woke it by futex(2), or by its end", True),
+        _col("result", _i32, "0: woken by waker_tid; null: a timeout, a signal, or not known", True),
     ),
     "block_io": (
         _col("start_ns", _i64, "request created by its submitter"),

@@ -3,7 +3,7 @@
 
 enum kind {
 	SCHED = 1,	/* time: on a CPU again, a: off, b: runnable; other: waker, value: state, extra: previous tid, ~0: unknown */
-	WAIT,		/* time: return of futex(2), a: entry, b: address; other: waker, value: result (lowest int: not known), extra: op */
+	WAIT,		/* a sleep in futex(2). time: on a CPU again, a: off, b: address; other: waker, value: 0: woken, lowest int: not known, extra: op */
 	FORK,		/* a, b: name; tgid, tid: the new thread; other: parent's tgid, value: parent's tid */
 	EXEC,		/* a, b: new name; other: tid before it took its leader's */
 	DEATH,		/* last time off the CPU; a, b: name; value: records lost of this thread */

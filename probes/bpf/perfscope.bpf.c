@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause)
 // Scheduling, futex waits, births and deaths of the recorded threads, and every block request.
-// CO-RE: offsets and enumerators come from the running kernel's BTF at load. Every program is a BTF-typed
-// tracepoint or kernel function, so neither tracefs nor kernel headers are needed.
+// CO-RE: offsets and enumerators come from the running kernel's BTF at load. Every program is a BTF-typed tracepoint,
+// so neither tracefs nor kernel headers are needed.
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
@@ -16,10 +16,10 @@ typedef _Bool bool;
 #define CORE __attribute__((preserve_access_index))
 
 struct sched_entity { u64 sum_exec_runtime, prev_sum_exec_runtime; } CORE;
-struct task_struct { int pid, tgid; char comm[16]; unsigned int __state; struct sched_entity se; } CORE;
+struct task_struct { int pid, tgid; char comm[16]; unsigned int __state, flags; struct sched_entity se; } CORE;
 struct task_struct___old { long state; } CORE;			/* before 5.14 */
 struct pt_regs___x86 { unsigned long di, si, r10, orig_ax; } CORE;
-struct pt_regs___arm64 { u64 regs[31]; s32 syscallno; } CORE;
+struct pt_regs___arm64 { u64 regs[31], orig_x0; s32 syscallno; } CORE;
 struct gendisk { int major, first_minor; } CORE;
 struct request_queue { struct gendisk *disk; } CORE;
 struct request { struct request_queue *q; unsigned int cmd_flags, __data_len; u64 __sector; } CORE;
@@ -34,17 +34,18 @@ const volatile u32 futex_nr = 202;
 const volatile u32 has_prev_state = 1;	/* sched_switch has a fourth argument (5.18) */
 
 #define TASK_DEAD 0x80
+#define PF_EXITING 4
 #define NEWBORN 0x10000
 #define UNKNOWN 0x20000
 #define STOLEN_NS 50000	/* a run longer than the scheduler says by this is shown so; the switches' own time is below 10 us */
 
 enum { LOST_EVENTS, LOST_BLOCK, UNTRACKED, RESTORED };
-#define OP_EARLY 0x40000000	/* in wait_op: already waiting when it began to be followed */
+#define WAITS 0x40000000		/* in wait_op, so that it isn't 0 for futex's operation 0 */
 #define NO_RESULT (-2147483647 - 1)
 
 struct thread {
-	u64 off, wake, on, ran, wait_start, wait_address;
-	u32 tgid, state, waker, last_waker, wait_op, lost, seen, pad;
+	u64 off, wake, on, ran, wait_address;
+	u32 tgid, state, waker, wait_op, woken, lost, seen, pad;	/* woken: by futex(2), or by a thread's end */
 };
 
 struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, 65536); __type(key, u32); __type(value, struct thread); } threads SEC(".maps");
@@ -104,6 +105,77 @@ static __always_inline u64 end_of_run(struct thread *t, struct task_struct *task
 	return t->on + (task->se.sum_exec_runtime - t->ran);
 }
 
+/* futex(2). A wait is a sleep in the call. What it was called with is on the thread's kernel stack, where it entered the
+ * kernel: so no system call needs a hook, which would slow down each one of every process. CPython's wait for the GIL
+ * is many calls, each with a timeout. */
+struct call { u64 nr, address, op, timeout; };
+
+static __always_inline struct call call_of(struct task_struct *task)
+{
+	void *regs = (void *)bpf_task_pt_regs(task);
+	struct pt_regs___x86 *x = regs;
+	struct pt_regs___arm64 *a = regs;
+	struct call c = {};
+	if (bpf_core_field_exists(x->orig_ax)) {
+		c.nr = x->orig_ax;
+		c.address = x->di;
+		c.op = x->si;
+		c.timeout = x->r10;
+	} else if (bpf_core_field_exists(a->syscallno)) {
+		c.nr = (u32)a->syscallno;
+		c.address = a->orig_x0;
+		c.op = a->regs[1];
+		c.timeout = a->regs[3];
+	}
+	return c;
+}
+
+static __always_inline bool waits(u64 op)
+{
+	u32 command = op & 0x7f;	/* wait, lock-pi, wait-bitset, wait-requeue-pi, lock-pi2 */
+	return command == 0 || command == 6 || command == 9 || command == 11 || command == 13;
+}
+
+/* It goes to sleep: what for, if in futex(2). */
+static __always_inline void begin_wait(struct thread *t, struct task_struct *task)
+{
+	struct call c = call_of(task);
+	if (c.nr == futex_nr && waits(c.op)) {
+		t->wait_address = c.address;
+		t->wait_op = WAITS | (c.op & 0xffff) | (c.timeout ? OP_TIMED : 0);
+	}
+}
+
+/* Whether the thread that runs now, which wakes a waiter, does so by futex(2) or by its end. Else it is a timer or a
+ * signal that wakes it, in the name of whom it interrupted. */
+static __always_inline bool releases(struct task_struct *waiter)
+{
+	struct task_struct *waker = bpf_get_current_task_btf();
+	struct call wait = call_of(waiter), c = call_of(waker);
+	if (wait.nr != futex_nr || !waits(wait.op))
+		return 0;
+	if (waker->flags & PF_EXITING)
+		return 1;
+	if (c.nr != futex_nr || waits(c.op))
+		return 0;
+	/* Interrupted, it may be in a call for another one. Without a timeout there is no timer that could. */
+	return !wait.timeout || waker->tgid != waiter->tgid || c.address == wait.address;
+}
+
+static __always_inline void end_wait(struct thread *t, u32 tid, u64 now)
+{
+	struct event *e = record(WAIT, now, t->tgid, tid);
+	if (e) {
+		e->a = t->off;
+		e->b = t->wait_address;
+		e->other = t->woken ? t->waker : 0;
+		e->value = t->woken ? 0 : NO_RESULT;
+		e->extra = t->wait_op & ~WAITS;
+		submit(e);
+	}
+	t->wait_op = 0;
+}
+
 /* It got the CPU unseen (some hosts hide the switches of threads of their own). Its run time since then, which the
  * scheduler keeps, tells when. */
 static __always_inline void restore(struct thread *t, u32 tid, struct task_struct *task, u64 now)
@@ -124,6 +196,8 @@ static __always_inline void restore(struct thread *t, u32 tid, struct task_struc
 	} else {
 		t->lost++;
 	}
+	if (t->wait_op)
+		end_wait(t, tid, t->on);
 	t->off = 0;
 }
 
@@ -134,6 +208,8 @@ static __always_inline void restore_end(struct thread *t, struct task_struct *ta
 	t->off = end < now ? end : now;
 	t->state = t->waker ? UNKNOWN : 0;
 	t->wake = t->state ? 0 : t->off;
+	if (t->state)
+		begin_wait(t, task);
 	count_lost(RESTORED);
 }
 
@@ -148,20 +224,6 @@ static __always_inline void stolen(struct thread *t, u32 tid, u64 end, u64 now)
 	} else {
 		t->lost++;
 	}
-}
-
-static __always_inline void end_wait(struct thread *t, u32 tid, u64 now, int result)
-{
-	struct event *e = record(WAIT, now, t->tgid, tid);
-	if (e) {
-		e->a = t->wait_start;
-		e->b = t->wait_address;
-		e->other = result && result != NO_RESULT ? 0 : t->last_waker ? t->last_waker : t->waker;
-		e->value = result;
-		e->extra = t->wait_op & ~OP_EARLY;
-		submit(e);
-	}
-	t->wait_start = 0;
 }
 
 SEC("tp_btf/sched_switch")
@@ -195,6 +257,9 @@ int on_switch(u64 *ctx)
 			p->wake = p->state ? 0 : end;
 			p->off = end;
 			p->seen = 1;
+			p->wait_op = 0;
+			if (p->state)
+				begin_wait(p, prev);
 		}
 	}
 	struct thread *n = find(in);
@@ -218,11 +283,8 @@ int on_switch(u64 *ctx)
 		} else {
 			n->lost++;
 		}
-		if (n->state) {
-			n->last_waker = n->waker;
-			if (n->wait_op & OP_EARLY && n->wait_start)
-				end_wait(n, in, now, NO_RESULT);
-		}
+		if (n->wait_op)
+			end_wait(n, in, now);
 		n->waker = 0;
 		n->off = 0;
 		n->on = now;
@@ -237,8 +299,10 @@ SEC("tp_btf/sched_waking")
 int BPF_PROG(on_waking, struct task_struct *task)
 {
 	struct thread *t = find(task->pid);
-	if (t)
+	if (t) {
 		t->waker = (u32)bpf_get_current_pid_tgid();
+		t->woken = releases(task);
+	}
 	return 0;
 }
 
@@ -307,95 +371,6 @@ int BPF_PROG(on_exec, struct task_struct *task, int old)
 		submit(e);
 	}
 	return 0;
-}
-
-/* futex(2). A wait is one call: CPython's wait for the GIL is many, each with a timeout. The call's own function is
- * hooked where that is possible, as the tracepoints of system calls slow down each one of every process; a thread that
- * sits in the call already does not return through the hook: the switch that ends its sleep ends its wait. */
-static __always_inline int enter(u64 address, u64 op, u64 timeout)
-{
-	u32 command = op & 0x7f;	/* wait, lock-pi, wait-bitset, wait-requeue-pi, lock-pi2 */
-	if (command != 0 && command != 6 && command != 9 && command != 11 && command != 13)
-		return 0;
-	struct thread *t = find((u32)bpf_get_current_pid_tgid());
-	if (!t)
-		return 0;
-	t->wait_start = bpf_ktime_get_ns();
-	t->wait_address = address;
-	t->wait_op = (op & 0xffff) | (timeout ? OP_TIMED : 0);
-	t->waker = t->last_waker = 0;
-	return 0;
-}
-
-static __always_inline int leave(long result)
-{
-	u32 tid = (u32)bpf_get_current_pid_tgid();
-	struct thread *t = find(tid);
-	if (t && t->wait_start)
-		end_wait(t, tid, bpf_ktime_get_ns(), result);
-	return 0;
-}
-
-static __always_inline int enter_by(void *regs)
-{
-	struct pt_regs___x86 *x = regs;
-	struct pt_regs___arm64 *a = regs;
-	if (bpf_core_field_exists(x->di))
-		return enter(x->di, x->si, x->r10);
-	if (bpf_core_field_exists(a->regs))
-		return enter(a->regs[0], a->regs[1], a->regs[3]);
-	return 0;
-}
-
-SEC("fentry/__x64_sys_futex")	/* the loader puts the machine's own name there */
-int BPF_PROG(on_futex, void *regs)
-{
-	return enter_by(regs);
-}
-
-SEC("fexit/__x64_sys_futex")
-int BPF_PROG(on_futex_return, void *regs, long result)
-{
-	return leave(result);
-}
-
-/* Where functions can't be hooked: the call's own tracepoints, which need tracefs. 0 would hide the event from every
- * other user of perf. */
-struct futex_enter { u64 common; int nr; u64 args[6]; };
-struct futex_exit { u64 common; int nr; long result; };
-
-SEC("tp/syscalls/sys_enter_futex")
-int on_enter_futex(struct futex_enter *call)
-{
-	enter(call->args[0], call->args[1], call->args[3]);
-	return 1;
-}
-
-SEC("tp/syscalls/sys_exit_futex")
-int on_exit_futex(struct futex_exit *call)
-{
-	leave(call->result);
-	return 1;
-}
-
-/* And those of all system calls, which cost each of them something. */
-SEC("tp_btf/sys_enter")
-int BPF_PROG(on_sys_enter, void *regs, long nr)
-{
-	return nr == futex_nr ? enter_by(regs) : 0;
-}
-
-SEC("tp_btf/sys_exit")
-int BPF_PROG(on_sys_exit, void *regs, long result)
-{
-	struct pt_regs___x86 *x = regs;
-	struct pt_regs___arm64 *a = regs;
-	u32 nr = 0;
-	if (bpf_core_field_exists(x->orig_ax))
-		nr = x->orig_ax;
-	else if (bpf_core_field_exists(a->syscallno))
-		nr = a->syscallno;
-	return nr == futex_nr ? leave(result) : 0;
 }
 
 /* Block requests. Keyed by the request itself, so merging and partial completion can't confuse them. */

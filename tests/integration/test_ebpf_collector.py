@@ -201,9 +201,18 @@ def test_all_backends_tell_the_same(tmp_path: Path) -> None:
     sched["libbpf"] = [row for row in sched["libbpf"] if row not in stolen]
     assert len(sched["libbpf"]) > 15
     assert sched["libbpf"] == sched["bcc"] == sched["perf"]
-    waits = {name: rows(s, "waits", ("tid", "start_ns"), ("start_ns", "end_ns")) for name, s in sessions.items()}
+    waits = {
+        name: [row for row in rows(s, "waits", ("tid", "start_ns"), ("start_ns", "end_ns")) if row[1] in whole]
+        for name, s in sessions.items()
+    }
     assert len(waits["libbpf"]) > 3
-    assert waits["libbpf"] == waits["bcc"] == waits["perf"]
+    calls = {name: [row[:-2] for row in found] for name, found in waits.items()}
+    assert calls["libbpf"] == calls["bcc"] == calls["perf"]
+    # Where a timer wakes a thread that another one is just about to wake, a backend may call it either.
+    wakers = [{row[-2:] for row in same} for same in zip(*waits.values(), strict=True)]
+    assert all(len(told - {(None, None)}) <= 1 for told in wakers)
+    assert sum(len(told) > 1 for told in wakers) <= len(wakers) / 20
+    assert any((None, None) not in told for told in wakers)
     blocks, unseen = {}, 0
     for name, s in sessions.items():
         mine = s.table("block_io").filter(s.table("block_io")["in_target"])
@@ -524,7 +533,7 @@ def test_nothing_stays_attached_after_kill_9(tmp_path: Path) -> None:
         assert child.stdout is not None
         assert child.stdout.readline() == b"attached\n"
         programs = programs_of(child.pid)
-        assert len(programs) >= 11
+        assert len(programs) >= 9
         assert all(map(is_loaded, programs))
         child.kill()
     wait_until(lambda: not any(map(is_loaded, programs)))

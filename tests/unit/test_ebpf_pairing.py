@@ -18,6 +18,7 @@ from perfscope.collectors.ebpf.records import (
     EVENT,
     FUTEX_IN,
     FUTEX_OUT,
+    NO_RESULT,
     SCHED,
     SWITCH,
     WAIT,
@@ -66,34 +67,47 @@ def histories(draw: st.DrawFn) -> list[Row]:
 
 
 def reference(rows: list[Row]) -> tuple[set[Row], set[Row]]:
-    """(thread, off, runnable, on, state, waker, previous) and (thread, entry, return, address, result, waker)."""
+    """(thread, off, runnable, on, state, waker, previous) and (thread, off, on, address, result, waker)."""
     off: dict[int, tuple[int, int]] = dict.fromkeys(TIDS, (0, 1))
     wake: dict[int, int] = {}
     waker: dict[int, int] = {}
-    woke_in_wait: dict[int, int] = {}
-    entry: dict[int, tuple[int, int]] = {}
+    call: dict[int, int] = {}
+    slept: dict[int, Row] = {}
     sched, waits = set(), set()
+
+    def decide(tid: int, woken: bool) -> None:
+        if tid in slept:
+            *wait, by = slept.pop(tid)
+            woken &= by != 0
+            waits.add((*wait, 0 if woken else NO_RESULT, by if woken else 0))
+
     for time, _, b, _, tid, other, value, _, _, kind, _ in rows:
         if kind == SWITCH:
             if tid:
                 state = 0 if value == 0x100 else value
+                if state:
+                    decide(tid, False)
                 off[tid] = (time, state)
                 wake[tid] = time if state == 0 else 0
                 waker[tid] = 0
             if other:
                 since, state = off[other]
-                sched.add((other, since, wake.get(other, 0), time, state, waker.get(other, 0) if state else 0, tid))
+                by = waker.get(other, 0) if state else 0
+                sched.add((other, since, wake.get(other, 0), time, state, by, tid))
                 wake[other] = 0
+                if state and other in call:
+                    slept[other] = (other, since, time, call[other], by)
         elif kind == WAKING:
-            waker[tid] = woke_in_wait[tid] = other
+            waker[tid] = other
         elif kind == WAKE:
             wake[tid] = time
         elif kind == FUTEX_IN:
-            entry[tid] = (time, b)
-            woke_in_wait[tid] = 0
+            call[tid] = b
         elif kind == FUTEX_OUT:
-            begun, address = entry[tid]
-            waits.add((tid, begun, time, address, value, woke_in_wait.get(tid, 0) if value == 0 else 0))
+            del call[tid]
+            decide(tid, value == 0)
+    for tid in TIDS:
+        decide(tid, False)
     return sched, waits
 
 
