@@ -151,15 +151,15 @@ static __always_inline void begin_wait(struct thread *t, struct task_struct *tas
 static __always_inline bool releases(struct task_struct *waiter)
 {
 	struct task_struct *waker = bpf_get_current_task_btf();
-	struct call wait = call_of(waiter), c = call_of(waker);
+	struct call c = call_of(waker);
+	bool ends = waker->flags & PF_EXITING;
+	if (!ends && (c.nr != futex_nr || waits(c.op)))
+		return 0;
+	struct call wait = call_of(waiter);
 	if (wait.nr != futex_nr || !waits(wait.op))
 		return 0;
-	if (waker->flags & PF_EXITING)
-		return 1;
-	if (c.nr != futex_nr || waits(c.op))
-		return 0;
 	/* Interrupted, it may be in a call for another one. Without a timeout there is no timer that could. */
-	return !wait.timeout || waker->tgid != waiter->tgid || c.address == wait.address;
+	return ends || !wait.timeout || waker->tgid != waiter->tgid || c.address == wait.address;
 }
 
 static __always_inline void end_wait(struct thread *t, u32 tid, u64 now)
