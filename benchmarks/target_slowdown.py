@@ -4,11 +4,17 @@
 
 One target works throughout. Windows without and with a recording alternate, and each recorded one is held against the
 mean of its two neighbours, so that a machine that slows down or speeds up meanwhile moves both. Between windows the
-recording starts and stops, and the target settles: a JVM compiles anew what JFR's start and end have changed. What
-that costs is told apart, as the same ratio from the start of `perfscope record` to the end of its window. The control
-is what the neighbours say of each other: how far two windows without any recording differ. Medians are printed with
-their 95 % intervals (bootstrap), and with what the last recording's collectors said: a ratio near 1 means nothing if a
-collector wasn't there.
+recording starts and stops, and the target settles. What that costs is told apart, as the same ratio from the start of
+`perfscope record` to the end of its window. The first recording is told apart as well: before JDK 22, the first one in
+the life of a JVM makes it throw away all compiled code, and compile it anew for half a minute and more. The control is
+what the neighbours say of each other: how far two windows without any recording differ.
+
+A machine whose CPUs are shared may change its speed twofold within minutes. So a small loop of Python runs on each CPU
+at 2 to 3 % of its time, and `at_equal_speed` is the same ratio with each throughput multiplied by how long that loop took in
+its window. It is the steadier figure; the loop isn't recorded, but shares the caches.
+
+Medians are printed with their 95 % intervals (bootstrap), and with what the last recording's collectors said: a ratio
+near 1 means nothing if a collector wasn't there.
 
 stack: the example service, behind the Java gateway where there is a JDK; requests a second under closed-loop clients
 that run on the same machine: four, as the demo has, while eight keep the batches of both its workers full. service: the
@@ -20,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import signal
 import statistics
@@ -33,18 +40,22 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 import perfscope.examples
 from perfscope.examples import load
 
 SETTLE_SECONDS = 2.5
 """After a recording has begun or ended, ahead of the next window."""
-WARM_UP_SECONDS = 20.0
-"""Until the JVM has compiled most of the gateway."""
+WARM_UP_SECONDS = 30.0
+"""Before the first recording, and again after it: until the JVM has compiled most of the gateway."""
+GAUGE_SECONDS = 0.03
+"""Between two runs of the loop that tells the machine's speed; one takes a millisecond or less."""
 FOREVER = 1e9
 
 
@@ -170,38 +181,112 @@ def interval(values: list[float]) -> dict[str, float]:
     return {"median": round(float(np.median(values)), 4), "low": round(float(low), 4), "high": round(float(high), 4)}
 
 
+def be_the_gauge(cpu: int) -> None:
+    """A line in on stdin, CPU time of all runs of a fixed loop and their number out."""
+    os.sched_setaffinity(0, {cpu})
+    words = {number: str(number) for number in range(10_000)}
+    total = [0, 0]
+
+    def gauge() -> None:
+        while True:
+            begin = time.thread_time_ns()
+            sum(len(words[number]) for number in range(10_000))
+            total[0] += time.thread_time_ns() - begin
+            total[1] += 1
+            time.sleep(GAUGE_SECONDS)
+
+    threading.Thread(target=gauge, daemon=True).start()
+    for _ in sys.stdin:
+        print(*total, flush=True)
+
+
+class Gauges:
+    """The machine's speed: CPU time that a fixed loop takes, the mean of all CPUs."""
+
+    def __init__(self, running: ExitStack) -> None:
+        cpus = sorted(os.sched_getaffinity(0))
+        self._children = [
+            running.enter_context(child(sys.executable, __file__, "--be-the-gauge", str(cpu))) for cpu in cpus
+        ]
+
+    def read(self) -> npt.NDArray[np.float64]:
+        """(ns, runs) so far, a row a CPU."""
+        for process in self._children:
+            assert process.stdin is not None
+            print(file=process.stdin, flush=True)
+        return np.array([first_line(process).split() for process in self._children], np.float64)
+
+
+@dataclass(frozen=True)
+class Window:
+    """throughput: work done a second. slowness: ns that the gauge's loop took meanwhile."""
+
+    throughput: float
+    slowness: float
+
+    @property
+    def work(self) -> float:
+        """Work done in the time of one such loop."""
+        return self.throughput * self.slowness
+
+
+class Clock:
+    """Windows from `begin` on."""
+
+    def __init__(self, target: Target, gauges: Gauges) -> None:
+        self._target, self._gauges = target, gauges
+        self._done, self._time, self._loops = target.done(), time.monotonic(), gauges.read()
+
+    def window(self) -> Window:
+        done, now, loops = self._target.done(), time.monotonic(), self._gauges.read()
+        spent, runs = (loops - self._loops).T
+        return Window((done - self._done) / (now - self._time), float(np.mean(spent / runs)))
+
+
 def measure(target: Target, rounds: int, seconds: float, options: list[str]) -> dict[str, Any]:
     """Runs the windows. Ratios are throughput recorded / throughput alone; control: alone / alone before."""
     reports: list[dict[str, Any]] = []
+    with ExitStack() as running:
+        gauges = Gauges(running)
 
-    def since(then: tuple[float, float]) -> float:
-        return (target.done() - then[0]) / (time.monotonic() - then[1])
+        def window(settle: float = SETTLE_SECONDS) -> Window:
+            time.sleep(settle)
+            clock = Clock(target, gauges)
+            time.sleep(seconds)
+            return clock.window()
 
-    def now() -> tuple[float, float]:
-        return target.done(), time.monotonic()
+        def recorded_round() -> tuple[Window, Window]:
+            clock = Clock(target, gauges)
+            with recording(target.pids, options, reports):
+                return window(), clock.window()
 
-    def window() -> float:
-        time.sleep(SETTLE_SECONDS)
-        begin = now()
-        time.sleep(seconds)
-        return since(begin)
+        before = window(WARM_UP_SECONDS)
+        _, first = recorded_round()
+        alone = [window(WARM_UP_SECONDS)]
+        recorded, whole = [], []
+        for _ in range(rounds):
+            settled, with_start = recorded_round()
+            recorded.append(settled)
+            whole.append(with_start)
+            alone.append(window())
+            told = {"alone": alone[-2:], "recorded": settled, "with_start": with_start}
+            print(json.dumps(told, default=vars), file=sys.stderr, flush=True)
 
-    time.sleep(WARM_UP_SECONDS)
-    alone, recorded, whole = [window()], [], []
-    for _ in range(rounds):
-        begin = now()
-        with recording(target.pids, options, reports):
-            recorded.append(window())
-            whole.append(since(begin))
-        alone.append(window())
-        told = {"alone": alone[-2:], "recorded": recorded[-1], "with_start": whole[-1]}
-        print(json.dumps(told), file=sys.stderr, flush=True)
-    beside = [(before + after) / 2 for before, after in pairwise(alone)]
+    def ratio(those: list[Window], value: Callable[[Window], float]) -> dict[str, float]:
+        beside = [(value(before) + value(after)) / 2 for before, after in pairwise(alone)]
+        return interval([value(on) / off for on, off in zip(those, beside, strict=True)])
+
+    throughput, work = attrgetter("throughput"), attrgetter("work")
     return {
-        "ratio": interval([on / off for on, off in zip(recorded, beside, strict=True)]),
-        "ratio_with_start": interval([on / off for on, off in zip(whole, beside, strict=True)]),
-        "control": interval([after / before for before, after in pairwise(alone)]),
-        "alone_per_second": round(statistics.median(alone), 2),
+        "ratio": ratio(recorded, throughput),
+        "control": interval([after.throughput / before.throughput for before, after in pairwise(alone)]),
+        "at_equal_speed": {
+            "ratio": ratio(recorded, work),
+            "control": interval([after.work / before.work for before, after in pairwise(alone)]),
+        },
+        "ratio_with_start": ratio(whole, throughput),
+        "first_recording": round(first.work / before.work, 4),
+        "alone_per_second": round(statistics.median(window.throughput for window in alone), 2),
         "rounds": rounds,
         "seconds_per_window": seconds,
         "own_cpu_pct_of_one_core": statistics.median(report["own_cpu_pct_of_one_core"] for report in reports),
@@ -218,14 +303,18 @@ TARGETS: dict[str, Callable[[int], AbstractContextManager[Target]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=24)
-    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=16)
+    parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--target", choices=TARGETS, action="append")
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--be-the-threads", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--be-the-gauge", type=int, help=argparse.SUPPRESS)
     arguments, options = parser.parse_known_args()
     if arguments.be_the_threads:
         be_the_threads()
+        return
+    if arguments.be_the_gauge is not None:
+        be_the_gauge(arguments.be_the_gauge)
         return
     for name in arguments.target or TARGETS:
         with TARGETS[name](arguments.clients) as target:
