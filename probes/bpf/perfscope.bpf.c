@@ -233,7 +233,7 @@ int on_switch(u64 *ctx)
 	struct task_struct *prev = (void *)ctx[1], *next = (void *)ctx[2];
 	u32 out = prev->pid, in = next->pid;
 	u64 now = bpf_ktime_get_ns();
-	struct thread *p = find(out);	/* the idle threads, number 0, are never followed */
+	struct thread *p = out ? find(out) : 0;	/* the idle threads, number 0, are never followed */
 	if (p) {
 		/* The argument is what the scheduler decided on; the field may already say "being woken". */
 		u32 state = has_prev_state ? (u32)ctx[3] : state_of(prev);
@@ -262,7 +262,7 @@ int on_switch(u64 *ctx)
 				begin_wait(p, prev);
 		}
 	}
-	struct thread *n = find(in);
+	struct thread *n = in ? find(in) : 0;
 	if (n) {
 		u64 over = 0;
 		if (!n->off && n->on)
