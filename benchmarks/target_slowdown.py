@@ -10,8 +10,8 @@ the life of a JVM makes it throw away all compiled code, and compile it anew for
 what the neighbours say of each other: how far two windows without any recording differ.
 
 A machine whose CPUs are shared may change its speed twofold within minutes. So a small loop of Python runs on each CPU
-at 2 to 3 % of its time, and `at_equal_speed` is the same ratio with each throughput multiplied by how long that loop took in
-its window. It is the steadier figure; the loop isn't recorded, but shares the caches.
+at 2 to 3 % of its time, and `at_equal_speed` is the same ratio with each throughput multiplied by how long that loop
+took in its window. It is the steadier figure; the loop isn't recorded, but shares the caches.
 
 Medians are printed with their 95 % intervals (bootstrap), and with what the last recording's collectors said: a ratio
 near 1 means nothing if a collector wasn't there.

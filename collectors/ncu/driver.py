@@ -100,10 +100,12 @@ def command_line(
         line += ["--section", section]
     line += ["--metrics", ",".join(METRICS)]
     # Counts the launches of each kernel in each configuration. (--kernel-id's invocation numbers count those of a
-    # function in all its configurations together: measured with ncu 2025.3.1.)
+    # function in all its configurations together, and by the name base "function", the default, all instances of a
+    # template are one kernel: measured with ncu 2025.3.1.)
     skip, names = (0, None) if selection is None else (selection.skip, "|".join(sorted(selection.functions)))
     line += ["--filter-mode", "per-launch-config", "--launch-skip", str(skip)]
     line += ["--launch-count", str(LAUNCHES if names else _ALONE)]
+    line += ["--kernel-name-base", "demangled"]
     if names:
-        line += ["--kernel-name-base", "function", "--kernel-name", f"regex:^({names})$"]
+        line += ["--kernel-name", f"regex:(^|[ :])({names})($|[<(])"]
     return [*line, *command]

@@ -41,20 +41,17 @@ class Selection:
     """What to measure.
 
     functions: bare names of the chosen kernels, by which ncu filters. skip: launches of each configuration passed over.
+    expected: launches that ncu should measure: of the chosen ones, and of all others with their functions' names.
     covers_pct: share of the first run's whole kernel time that the chosen carried. notes: what was left out, and why.
     """
 
     chosen: tuple[Chosen, ...]
     functions: tuple[str, ...]
     skip: int
+    expected: int
     covers_pct: float
     total_ns: int
     notes: tuple[str, ...]
-
-    @property
-    def expected(self) -> int:
-        """Launches that ncu should measure of the chosen ones."""
-        return sum(min(LAUNCHES, max(0, c.launches - self.skip)) for c in self.chosen)
 
 
 def select(activity: pa.Table) -> Selection | None:
@@ -79,9 +76,11 @@ def select(activity: pa.Table) -> Selection | None:
     kept = [i for i in picked if count[i] > skip]
     chosen = tuple(Chosen(*_parts(keys[i]), int(count[i]), int(per_group[i])) for i in kept)
     functions = tuple(dict.fromkeys(name for c in chosen if (name := function_name(c.name))))
+    measured = [number for number, key in zip(count.tolist(), keys, strict=True) if function_name(key[0]) in functions]
+    expected = sum(min(LAUNCHES, max(0, number - skip)) for number in measured)
     notes = _notes(per_group, warm_up, named, picked, kept, count, skip, total)
     covered = 100 * float(per_group[kept].sum()) / total if total else 0.0
-    return Selection(chosen, functions, skip, covered, total, notes)
+    return Selection(chosen, functions, skip, expected, covered, total, notes)
 
 
 def _groups(rows: pa.Table) -> tuple[npt.NDArray[np.int64], list[tuple[Any, ...]]]:

@@ -28,7 +28,7 @@ class _Progress:
     def __call__(self, measured: int, expected: int | None, elapsed_s: float) -> None:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _EVERY_S
-            of = "" if expected is None else f" of {expected}"
+            of = "" if expected is None else f" of about {expected}"
             say(f"perfscope: ncu: {measured}{of} launches measured so far, after {elapsed_s:.0f} s")
 
 

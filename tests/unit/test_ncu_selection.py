@@ -1,5 +1,7 @@
 """Which kernels are measured, on GPU timelines whose right answer follows by hand."""
 
+import re
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -29,6 +31,30 @@ def test_configurations_of_one_kernel_are_chosen_apart():
     rows = launches(0, [("a(int)", 90)] * 50, grid=(1000, 1, 1)) + launches(9000, [("a(int)", 1)] * 50, grid=(1, 1, 1))
     selection = select(pa.Table.from_pylist(rows, schema("gpu_activity")))
     assert [(c.name, c.grid) for c in selection.chosen] == [("a(int)", (1000, 1, 1))]
+
+
+def test_instances_of_one_template_are_chosen_apart_and_all_that_bear_its_name_expected():
+    selection = chosen([("ns::a<1>(int)", 60), ("ns::a<2>(int)", 35), ("ns::a<3>(int)", 5)] * 50)
+    assert [c.name for c in selection.chosen] == ["ns::a<1>(int)", "ns::a<2>(int)"]
+    assert (selection.functions, selection.expected) == (("a",), 3 * LAUNCHES)
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [
+        ("void at::native::copy<4, at::native::(anonymous namespace)::F<float>>(int, F)", True),
+        ("copy(int)", True),
+        ("copy", True),
+        ("void ns::copy_all<4>(int)", False),
+        ("void ns::deep_copy(int)", False),
+        ("void ns::fill<4>(ns::copy_t)", False),
+    ],
+)
+def test_ncu_is_asked_for_kernels_of_that_name_alone(tmp_path, name, taken):
+    selection = chosen([("copy<1>(int)", 100)] * 10)
+    line = command_line(tmp_path / "ncu", ["x"], report=tmp_path / "r", log=tmp_path / "l", selection=selection)
+    pattern = line[line.index("--kernel-name") + 1].removeprefix("regex:")
+    assert bool(re.search(pattern, name)) == taken
 
 
 def test_autotuning_is_left_out_and_said():
@@ -82,12 +108,13 @@ def test_the_command_limits_ncu_to_the_choice(tmp_path):
     # The second and third launch of a and of b, each in every configuration.
     assert line[line.index("--filter-mode") + 1] == "per-launch-config"
     assert (line[line.index("--launch-skip") + 1], line[line.index("--launch-count") + 1]) == ("1", "2")
-    assert line[line.index("--kernel-name") + 1] == "regex:^(a|b)$"
-    assert line[line.index("--kernel-name-base") + 1] == "function"
+    assert line[line.index("--kernel-name") + 1] == "regex:(^|[ :])(a|b)($|[<(])"
+    assert line[line.index("--kernel-name-base") + 1] == "demangled"
     assert line[line.index("--clock-control") + 1] == "none"
     assert [line[i + 1] for i, part in enumerate(line) if part == "--section"] == list(SECTIONS)
     assert line[line.index("--metrics") + 1] == ",".join(METRICS)
     alone = command_line(tmp_path / "ncu", ["x"], report=report, log=log, selection=None, clocks="base")
     assert (alone[alone.index("--launch-skip") + 1], alone[alone.index("--launch-count") + 1]) == ("0", "1")
     assert "--kernel-name" not in alone
+    assert alone[alone.index("--kernel-name-base") + 1] == "demangled"
     assert alone[alone.index("--clock-control") + 1] == "base"
