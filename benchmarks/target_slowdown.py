@@ -5,9 +5,9 @@
 One target works throughout. Windows without and with a recording alternate, and each recorded one is held against the
 mean of its two neighbours, so that a machine that slows down or speeds up meanwhile moves both. Between windows the
 recording starts and stops, and the target settles. What that costs is told apart, as the same ratio from the start of
-`perfscope record` to the end of its window. The first recording is told apart as well: before JDK 22, the first one in
-the life of a JVM makes it throw away all compiled code, and compile it anew for half a minute and more. The control is
-what the neighbours say of each other: how far two windows without any recording differ.
+`perfscope record` to the end of its window. The first recording is told apart as well: after JFR's first start in its
+life, a JVM (17) compiles its code anew for many seconds. The control is what the neighbours say of each other: how far
+two windows without any recording differ.
 
 A machine whose CPUs are shared may change its speed twofold within minutes. So a small loop of Python runs on each CPU
 at 2 to 3 % of its time, and `at_equal_speed` is the same ratio with each throughput multiplied by how long that loop
