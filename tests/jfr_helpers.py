@@ -35,6 +35,7 @@ class Program:
     marks: dict[str, tuple[int, int]] = field(default_factory=dict)
     port: int = 0
     lines: list[str] = field(default_factory=list)
+    started: float = field(default_factory=time.time)
 
     @property
     def pid(self) -> int:

@@ -181,6 +181,7 @@ class JvmRecording:
             if self._folder.size(FILE):
                 copy_out(self._folder.fd, FILE, target)
                 self.file = target
+                self._sweep()
             elif self._salvage(target):
                 self.file, self.salvaged = target, True
             elif self.via:
@@ -212,16 +213,36 @@ class JvmRecording:
 
     def _salvage(self, target: Path) -> bool:
         """Takes the chunks of the JVM's repository that began since our start."""
+        repository = self._left()
+        if repository is None:
+            return False
+        found, alone = repository.copy(self._since_ns, target)
+        if alone:
+            self._remove(repository)
+        return found
+
+    def _sweep(self) -> None:
+        """A JVM that is asked to record just after it has let go of its repository makes it anew, and leaves it."""
+        if not self.process.alive() and (repository := self._left()) is not None:
+            with suppress(OSError):  # it is gone, as it should be
+                if repository.only_since(self._since_ns):
+                    self._remove(repository)
+
+    def _left(self) -> Repository | None:
+        """The JVM's repository, also where it came to be known only by what a dead JVM left."""
         if self._repository is None and self._folder is not None and not self.process.alive():
             self._repository = Repository.left_by(self.process, self._folder.fd)
-        if self._repository is None or not self.anchors:
-            return False
-        since = self.anchors[0].before_ns + self.anchors[0].wall_offset_ns
-        found, alone = self._repository.copy(since, target)
-        if alone and not self.others and not self.process.alive():
-            # Without us the JVM would have made no repository, and it can't remove it any more.
-            self._repository.remove()
-        return found
+        return self._repository if self.anchors else None
+
+    @property
+    def _since_ns(self) -> int:
+        """When it was asked to record, by the wall clock."""
+        return self.anchors[0].before_ns + self.anchors[0].wall_offset_ns
+
+    def _remove(self, repository: Repository) -> None:
+        """Without us the JVM would have made none, and dead it can't remove it."""
+        if not self.others and not self.process.alive():
+            repository.remove()
 
 
 def settings(period_ms: int, java: int | None) -> str:

@@ -50,7 +50,7 @@ class Repository:
         pattern = re.compile(rf"\d{{4}}(_\d\d){{5}}_{process.ns_pid}")
         owner = os.fstat(beside_fd).st_uid
         parent_fd = os.open("..", _FOLDER, dir_fd=beside_fd)
-        for name in os.listdir(parent_fd):  # noqa: PTH208 (a descriptor)
+        for name in sorted(os.listdir(parent_fd), reverse=True):  # noqa: PTH208 (a descriptor); the latest first
             with suppress(OSError):
                 if pattern.fullmatch(name) and os.stat(name, dir_fd=parent_fd, follow_symlinks=False).st_uid == owner:
                     return cls._open(parent_fd, name)
@@ -74,6 +74,17 @@ class Repository:
 
         `(whether there was one, whether there was no other)`.
         """
+        found, earlier = self._chunks(since_ns)
+        for name in found:
+            copy_out(self.fd, name, target, append=True)
+        return bool(found), not earlier
+
+    def only_since(self, since_ns: int) -> bool:
+        """Whether no chunk in it began before that time, by the wall clock."""
+        return not self._chunks(since_ns)[1]
+
+    def _chunks(self, since_ns: int) -> tuple[list[str], bool]:
+        """(those that began since then, in order, whether there are earlier ones)."""
         found: list[tuple[int, str]] = []
         earlier = False
         for name in os.listdir(self.fd):  # noqa: PTH208 (a descriptor)
@@ -82,9 +93,7 @@ class Repository:
                 found.append((header.start_ticks, name))
             else:
                 earlier = earlier or header is not None
-        for _, name in sorted(found):
-            copy_out(self.fd, name, target, append=True)
-        return bool(found), not earlier
+        return [name for _, name in sorted(found)], earlier
 
     def remove(self) -> None:
         """Removes the chunks, and the directory if nothing else is in it."""
