@@ -231,7 +231,7 @@ class Window:
 
 
 class Clock:
-    """Windows from `begin` on."""
+    """Windows that begin where it is made."""
 
     def __init__(self, target: Target, gauges: Gauges) -> None:
         self._target, self._gauges = target, gauges
