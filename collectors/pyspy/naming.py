@@ -1,6 +1,8 @@
 """Names of threads that started after others had died: read anew, for a running py-spy doesn't.
 
-py-spy reads a thread's name once for each pthread handle; a new thread gets the handle of a dead one.
+py-spy reads a thread's name once for each pthread handle; a new thread gets the handle of a dead one. So it can within
+one look, which reads the threads at one moment and the names at another: a name is taken only for a thread that was
+there before the look began and still is when it has ended.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from perfscope import procfs
 from perfscope.collectors.base import Context
 from perfscope.collectors.pyspy.instance import binary
 
@@ -36,6 +39,7 @@ class Naming:
         self.names: dict[int, str] = {}
         self.cpu_ns = 0
         self._looks: Counter[int] = Counter()
+        self._before: set[int] = set()
         self._output = context.raw / f"{pid}.names.json"
         self._popen: subprocess.Popen[bytes] | None = None
         self._began_ns = 0
@@ -49,6 +53,7 @@ class Naming:
         if wanted and now - self._began_ns >= EVERY_NS:
             self._began_ns = now
             self._looks.update(wanted)
+            self._before = self._present()
             argv = [binary(), "dump", "--json", "--nonblocking", "--pid", str(self.pid)]
             try:
                 with self._output.open("wb") as stream:
@@ -69,6 +74,9 @@ class Naming:
             self._take(time.monotonic_ns())
             time.sleep(0.002)
 
+    def _present(self) -> set[int]:
+        return set(procfs.inner_to_host_tids(self.pid))
+
     def _take(self, now: int) -> None:
         assert self._popen is not None
         done, status, usage = os.wait4(self._popen.pid, os.WNOHANG)
@@ -79,7 +87,8 @@ class Naming:
         self._popen.returncode = os.waitstatus_to_exitcode(status)
         self._popen = None
         self.cpu_ns += round((usage.ru_utime + usage.ru_stime) * 1e9)
-        self.names |= parse(self._output)
+        lasting = self._before & self._present()
+        self.names |= {tid: name for tid, name in parse(self._output).items() if tid in lasting}
         self._output.unlink(missing_ok=True)
 
 

@@ -19,6 +19,8 @@ from recording_helpers import MADE, PERFSCOPE, bpf_programs, wait_for
 
 from perfscope.model.session import Session
 
+_LASTING: dict[str, list[bytes]] = {"bpf": [], "austin": [b"austin", b"py-spy"], "pyspy": [b"py-spy"]}
+"""The tools that sample a Python process for as long as it is recorded."""
 POWERLESS = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
 """Root in name only."""
 COUNTER_PY = """
@@ -79,19 +81,24 @@ def java(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
+@pytest.mark.parametrize("sampler", ["bpf", "austin", "pyspy"])
 def test_kill_9_leaves_targets_and_machine_clean(
-    tmp_path: Path, python: subprocess.Popen[bytes], java: subprocess.Popen[bytes]
+    tmp_path: Path, python: subprocess.Popen[bytes], java: subprocess.Popen[bytes], sampler: str
 ) -> None:
     pids = ["-p", str(python.pid), "-p", str(java.pid)]
-    perfscope = subprocess.Popen([*PERFSCOPE, "record", *pids, "-o", tmp_path / "s"], stderr=subprocess.DEVNULL)
-    wait_for(lambda: samplers_on(python.pid))
-    wait_for(lambda: "perfscope" in _jfr_check(java.pid))
-    wait_for(lambda: bpf_programs(perfscope.pid))
-    samplers, programs = samplers_on(python.pid), bpf_programs(perfscope.pid)
-    assert all(_bpf_program_exists(program) for program in programs)
-
-    perfscope.kill()
-    perfscope.wait()
+    command = [*PERFSCOPE, "record", "--python-sampler", sampler, *pids, "-o", tmp_path / "s"]
+    perfscope = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: "perfscope" in _jfr_check(java.pid))
+        wait_for(lambda: bpf_programs(perfscope.pid))
+        for tool in _LASTING[sampler]:
+            wait_for(lambda tool=tool: samplers_on(python.pid, tool))
+        samplers = {pid for tool in (b"py-spy", b"austin") for pid in samplers_on(python.pid, tool)}
+        programs = bpf_programs(perfscope.pid)
+        assert all(_bpf_program_exists(program) for program in programs)
+    finally:
+        perfscope.kill()
+        perfscope.wait()
 
     wait_for(lambda: not any(Path(f"/proc/{sampler}").exists() for sampler in samplers))
     wait_for(lambda: "No available recordings" in _jfr_check(java.pid))

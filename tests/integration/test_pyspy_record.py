@@ -17,6 +17,8 @@ import pytest
 from pyspy_helpers import MARKS, Recording, line, looks
 
 from perfscope import procfs
+from perfscope.collectors.base import Context
+from perfscope.collectors.pyspy.naming import Naming
 from perfscope.options import Options
 
 program = pyspy_helpers.program
@@ -154,6 +156,37 @@ def test_a_thread_is_never_called_by_a_dead_ones_name(
     lasting = [tid for tid, ns in time_ns.items() if ns > 1_200_000_000 and roles[tid]]
     assert len(lasting) >= 3 and all(names.get(tid) for tid in lasting)  # who lives for long has a name
     assert not list(recording.collector.context.raw.glob("*.names.json"))
+
+
+SUCCESSORS = """
+import threading, time
+def role(end):
+    while time.monotonic() < end: time.sleep(0.002)
+print(flush=True)
+while True:
+    end = time.monotonic() + 0.02
+    threads = [threading.Thread(target=role, args=(end,), daemon=True) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+        thread.name = f"named-{thread.native_id}"
+    for thread in threads: thread.join()
+"""
+
+
+def test_no_thread_gets_the_name_of_another_that_ended_during_the_look(
+    tmp_path: Path, program: Callable[..., subprocess.Popen[str]]
+) -> None:
+    target = program(SUCCESSORS)  # of py-spy's own names for these threads about 1 in 150 is another's
+    line(target)
+    named = 0
+    for _ in range(60):
+        naming = Naming(Context(tmp_path, Options(), lambda key, argv: None), target.pid)
+        naming.tick(procfs.threads(target.pid), time.monotonic_ns())
+        naming.finish()
+        told = {tid: name for tid, name in naming.names.items() if name.startswith("named-")}
+        assert told == {tid: f"named-{tid}" for tid in told}
+        named += len(told)
+    assert named > 30
 
 
 def test_times_are_those_of_the_monotonic_clock(
