@@ -46,13 +46,21 @@ def kernel_has(tracepoint: str) -> bool:
 
 
 _MOST_LIVING = 50_000
+CALM_DRAIN_S, QUICK_DRAIN_S = 0.5, 0.05
+FILLED = 1 / 16
+"""The share of a buffer that is to be filled from one drain to the next, within these times. Each waking up takes a CPU
+from the target, and the caches. From calm it takes a million records a second to overrun the largest."""
+
+
+def until_next_drain_s(filled: float, seconds: float) -> float:
+    """Time until a buffer of which `filled` (0 to 1) was filled within `seconds` is to be drained again."""
+    return max(QUICK_DRAIN_S, min(CALM_DRAIN_S, FILLED * seconds / filled if filled else CALM_DRAIN_S))
 
 
 class LibbpfBackend(Backend):
     name = "libbpf"
     paired = True
-    drain_s = 0.2
-    """Its buffer holds 600,000 records: three million switches a second."""
+    drain_s = CALM_DRAIN_S
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -76,6 +84,7 @@ class LibbpfBackend(Backend):
             self._object.close()
             raise
         self._losses: Losses | None = None
+        self._drained_s = time.monotonic()
 
     @staticmethod
     def _load(programs: tuple[str, ...], futex: int) -> libbpf.Object:
@@ -108,6 +117,8 @@ class LibbpfBackend(Backend):
     def drain(self) -> None:
         for ring in self._rings:
             ring.drain()
+        before, self._drained_s = self._drained_s, time.monotonic()
+        self.drain_s = until_next_drain_s(max(ring.filled for ring in self._rings), self._drained_s - before)
 
     def stop(self) -> None:
         if self._losses is not None:

@@ -19,15 +19,23 @@ from perfscope.errors import CollectorError
 
 BUSY = 1 << 31
 """Bit of a record's length word while the kernel still writes it (BPF_RINGBUF_BUSY_BIT)."""
+HEADER = 8
+"""Bytes that the kernel puts before each record."""
 
 LAST_TRIES = 200
 
 
-class Ring(Protocol):
-    """A ring buffer with its file."""
+class Drained(Protocol):
+    """What is drained into a file."""
 
     def drain(self) -> bool:
         """Moves whole records into the file; False if some are still being written."""
+
+
+class Ring(Drained, Protocol):
+    """A ring buffer with its file. filled: the share of it that the last drain found full."""
+
+    filled: float
 
     def close(self) -> None: ...
 
@@ -37,7 +45,8 @@ class MappedRing:
 
     def __init__(self, map_fd: int, size: int, record: int, path: Path) -> None:
         page = mmap.PAGESIZE
-        self._size, self._step = size, record + 8  # each record has an 8-byte header; record is a multiple of 8
+        self._size, self._step = size, record + HEADER  # record is a multiple of 8
+        self.filled = 0.0
         self._file = path.open("ab", buffering=0)
         self._consumer_map = mmap.mmap(map_fd, page, prot=mmap.PROT_READ | mmap.PROT_WRITE, offset=0)
         self._data_map = mmap.mmap(map_fd, page + 2 * size, prot=mmap.PROT_READ, offset=page)  # data mapped twice
@@ -48,6 +57,7 @@ class MappedRing:
     def drain(self) -> bool:
         at, end = int(self._consumer[0]), int(self._producer[0])
         count = (end - at) // self._step
+        self.filled = (end - at) / self._size
         if not count:
             return True
         first = at & (self._size - 1)
@@ -56,7 +66,7 @@ class MappedRing:
         whole = not busy.any()
         if not whole:
             count = int(busy.argmax())
-        write_all(self._file.fileno(), np.ascontiguousarray(rows[:count, 8:]))
+        write_all(self._file.fileno(), np.ascontiguousarray(rows[:count, HEADER:]))
         self._consumer[0] = at + count * self._step
         return whole
 
@@ -72,6 +82,7 @@ class SpooledRing:
     """libbpf calls write(2) for each record: its signature is that of a ring buffer callback."""
 
     def __init__(self, map_fd: int, size: int, record: int, path: Path) -> None:
+        self._share, self.filled = (record + HEADER) / size, 0.0
         self._file = path.open("ab", buffering=0)
         write = c.cast(c.CDLL(None).write, c.c_void_p)
         self._ring = libbpf.library().ring_buffer__new(map_fd, write, c.c_void_p(self._file.fileno()), None)
@@ -79,14 +90,16 @@ class SpooledRing:
             raise CollectorError(f"ring_buffer__new: {os.strerror(c.get_errno())}")
 
     def drain(self) -> bool:
-        return bool(libbpf.library().ring_buffer__consume(self._ring) == 0)  # how many there were
+        count: int = libbpf.library().ring_buffer__consume(self._ring)
+        self.filled = max(count, 0) * self._share
+        return count == 0
 
     def close(self) -> None:
         libbpf.library().ring_buffer__free(self._ring)
         self._file.close()
 
 
-def drain_last(rings: Iterable[Ring]) -> None:
+def drain_last(rings: Iterable[Drained]) -> None:
     """After detaching: a program that was interrupted on another CPU may yet finish its record."""
     for ring in rings:
         tries = 0

@@ -34,6 +34,9 @@ attaching to each child of a target that forks all the time would take more than
 _CALM_NS, _CALM_TICK_S, _CALM_TICKS = 1_000_000_000, 0.2, 2
 """Samplers that have been at work for so long are looked at less often: their clocks in each tick, all else in every
 so many."""
+_KERNEL_TICK_S, _YOUNG_NS = 0.5, 5_000_000_000
+"""Where there is no sampler, as the kernel reads all stacks, and no process so young that it may yet call exec: the
+buffers hold 300,000 looks, and each waking up takes a CPU from the target."""
 
 _PATIENCE_NS = 1_000_000_000
 """How long the kernel's turn lasts to find an interpreter in a process that only just starts."""
@@ -59,7 +62,7 @@ class PySpyCollector(Collector):
         self._targets: list[Target] = []
         self._budget = Budget(context.options.rate_hz)
         self._stopped = False
-        self._ticks = 0
+        self._ticks = self._came_ns = 0
         self._starts_left, self._starts_ns = float(BURST), 0
         self._lowered: list[str] = []
         self._judged: list[Sampler] = []
@@ -99,7 +102,8 @@ class PySpyCollector(Collector):
         target = Target.attach(self.context, process, None if turn == 2 else self._austin)
         target.by_kernel = self._kernel is not None and turn == 0
         self._targets.append(target)
-        self._attach(target, time.monotonic_ns())
+        self._came_ns = time.monotonic_ns()
+        self._attach(target, self._came_ns)
 
     def _attach(self, target: Target, now: int) -> None:
         """Has the kernel read its stacks; or starts its samplers, unless many processes come at once: then when it has
@@ -137,14 +141,21 @@ class PySpyCollector(Collector):
 
     @property
     def tick_s(self) -> float:
-        return _CALM_TICK_S if self._calm(time.monotonic_ns()) else TICK_S
+        now = time.monotonic_ns()
+        if not self._calm(now):
+            return TICK_S
+        return _CALM_TICK_S if self._sampling or now - self._came_ns < _YOUNG_NS else _KERNEL_TICK_S
+
+    @property
+    def _sampling(self) -> bool:
+        return any(lane.current is not None for lane in self._lanes())
 
     def tick(self) -> None:
         """Raises CollectorError once what the kernel saw can't be written any more (disk full)."""
         now = time.monotonic_ns()
         self._ticks += 1
         self._look_after_kernel()
-        if self._ticks % _CALM_TICKS and self._calm(now):
+        if self._ticks % _CALM_TICKS and self._sampling and self._calm(now):
             for lane in self._lanes():
                 if lane.current is not None:
                     lane.current.watch()

@@ -125,8 +125,9 @@ class Followed:
 class Kernel:
     """The programs, loaded and attached. followed: by pid, in the order of time where a pid had several programs.
 
-    Once they are stopped, lost: looks, and words about code and stacks, that found no room; looks: how many there were;
-    spent_ns: CPU time that they took, in the threads they were of.
+    Once they are stopped, lost: looks, and words about code and stacks, that found no room; skipped: runs of a program
+    that the kernel left out; looks: how many there were; spent_ns: CPU time that they took, in the threads they were
+    of.
     """
 
     def __init__(self, directory: Path, rate_hz: int) -> None:
@@ -137,7 +138,7 @@ class Kernel:
         # A little off the rate that was asked for: a program's own timers mostly have round periods.
         self.period_ns = 10**9 // rate_hz + 10**9 // rate_hz // 99
         self.followed: dict[int, list[Followed]] = {}
-        self.lost, self.spent_ns, self.looks = (0, 0), 0, 0
+        self.lost, self.skipped, self.spent_ns, self.looks = (0, 0), 0, 0, 0
         function = None if kernel_has(_RETURN) else _return_function()
         back = "on_return" if function is None else "on_return_probe"
         self._object = libbpf.Object(probes.path("bpf", "python.bpf.o"), ("on_tick", back, *_PROGRAMS))
@@ -188,6 +189,7 @@ class Kernel:
             drain_last([self._looks, self._words])
         finally:
             self.lost, self.spent_ns, self.looks = self._counts()
+            self.skipped = self._object.missed_runs()
             self._looks.close()
             self._words.close()
             self._perhaps.close()

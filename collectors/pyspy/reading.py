@@ -102,11 +102,13 @@ class Reading:
         self.by_kernel = True
         self.looks += reader.looks
         self.errors += reader.failed
-        self.unsound += reader.unsound + sum(kernel.lost)
+        self.unsound += reader.unsound + sum(kernel.lost) + kernel.skipped
         self._unread, self._kernel_period_ns = reader.unread, kernel.period_ns
         lost_looks, lost_words = kernel.lost
         if lost_looks or lost_words:
             self.problems.append(f"{lost_looks} looks and {lost_words} stacks' descriptions lost (buffers full)")
+        if kernel.skipped:
+            self.problems.append(f"{kernel.skipped} times the kernel skipped a program that reads stacks")
         if reader.untold:
             self.problems.append(f"of {reader.untold} stacks not all code could be read")
         for pid, programs in kernel.followed.items():

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from perfscope.collectors.ebpf import elf, gil, pairing
 from perfscope.collectors.ebpf.backend import Thread
+from perfscope.collectors.ebpf.backend_libbpf import until_next_drain_s
 from perfscope.collectors.ebpf.drm import JobTable
 from perfscope.collectors.ebpf.records import ALIVE, EVENT, SCHED, SWITCH, WAIT, WAKE, chunks
 
@@ -36,6 +37,14 @@ def test_a_python_without_the_symbol_makes_its_waits_unknown(tmp_path: Path) -> 
     kinds.learn(waits)
     assert [gil.KINDS[kind] for kind in kinds.of(waits)] == ["unknown", "unknown", "futex"]
     assert kinds.unknown == {10: 1, 11: 1}
+
+
+@given(st.floats(0, 1), st.floats(0.001, 10))
+def test_a_buffer_is_drained_again_before_it_is_a_sixteenth_full(filled: float, seconds: float) -> None:
+    wait = until_next_drain_s(filled, seconds)
+    assert 0.05 <= wait <= 0.5
+    assert wait == 0.05 or wait * filled / seconds <= 1.0001 / 16
+    assert wait == 0.5 or wait * filled / seconds >= 0.9999 / 16
 
 
 @given(st.binary(max_size=400))
