@@ -14,6 +14,7 @@ import re
 import struct
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from perfscope import probes, procfs
@@ -28,7 +29,7 @@ from perfscope.collectors.pyspy.kernelfile import LOOK
 from perfscope.collectors.pyspy.remote import Asleep
 from perfscope.errors import CollectorError
 
-_PROGRAMS = ("on_leave", "on_exit", "on_fork", "on_exec")
+_PROGRAMS = ("on_exit", "on_fork", "on_exec")
 _RETURN = "sched_exit_tp"
 """The tracepoint in a thread that is back on a CPU. Since Linux 6.16; before that a function is probed there."""
 _FUNCTION = re.compile(rb"[0-9a-f]+ [tT] (finish_task_switch(?:\.isra\.\d+|\.constprop\.\d+)*)$", re.M)
@@ -44,8 +45,7 @@ CLOCK = ClockMap(
 stamp can't be early, and one of a switch is exact."""
 PERHAPS = 4096
 """Size of `perhaps` in python.bpf.c, which is all of the object's .bss."""
-_THREAD = struct.Struct("<4Q4I")  # struct thread of python.bpf.c
-_OFF = 2
+_THREAD = struct.Struct("<5Q6I")  # struct thread of python.bpf.c
 
 
 def unavailable() -> tuple[str, str] | None:
@@ -53,6 +53,8 @@ def unavailable() -> tuple[str, str] | None:
     try:
         privilege.require_bpf()
         libbpf.library()
+        if not _scheduler_counts():
+            return "the kernel doesn't count how often a thread runs", "a kernel with CONFIG_SCHED_INFO=y"
         if not kernel_has(_RETURN) and _return_function() is None:
             why = f"the kernel has no tracepoint {_RETURN}, nor can its functions be probed"
             return why, "Linux 6.16 or newer, or CONFIG_KPROBES"
@@ -63,6 +65,11 @@ def unavailable() -> tuple[str, str] | None:
     if not procfs.in_first_pid_namespace():
         return "perfscope runs with process ids of its own (a container's)", "docker run --pid host"
     return None
+
+
+def _scheduler_counts() -> bool:
+    own = procfs.schedstat(os.getpid())
+    return own is not None and own.slices > 0
 
 
 def _return_function() -> str | None:
@@ -114,11 +121,10 @@ class _Words:
 
 @dataclass
 class Followed:
-    """A process whose stacks the kernel reads, or read. threads: those it had when that began, at since_ns."""
+    """A process whose stacks the kernel reads, or read, from since_ns on. asleep: its threads that slept at the end."""
 
     interpreter: Interpreter
     since_ns: int
-    threads: frozenset[int]
     asleep: list[Asleep] = field(default_factory=list)
 
 
@@ -165,8 +171,11 @@ class Kernel:
         self._perhaps[pid % PERHAPS] = 1
         if not self._processes.add(key, found.packed(self.period_ns)) and pid in self.followed:
             return
-        now, threads = time.monotonic_ns(), frozenset(procfs.threads(pid))
-        self.followed.setdefault(pid, []).append(Followed(found, now, threads))
+        self.followed.setdefault(pid, []).append(Followed(found, time.monotonic_ns()))
+        for inner, tid in procfs.inner_to_host_tids(pid).items():
+            if (ran := procfs.schedstat(pid, tid)) is not None:
+                seen = _THREAD.pack(time.monotonic_ns(), ran.cpu_ns, 0, 0, 0, ran.slices, 0, 0, inner, 0, 0)
+                self._threads.add(struct.pack("<I", tid), seen)
 
     def follows(self, pid: int) -> bool:
         """False from the moment that it calls exec on: what it is then must be followed anew."""
@@ -182,7 +191,7 @@ class Kernel:
         for pid, programs in self.followed.items():
             if self.follows(pid):
                 programs[-1].asleep = remote.asleep(
-                    programs[-1].interpreter, procfs.inner_to_host_tids(pid), self._off_since
+                    programs[-1].interpreter, procfs.inner_to_host_tids(pid), partial(self._off_since, pid)
                 )
         self._object.detach()
         try:
@@ -199,10 +208,14 @@ class Kernel:
         looks, words, spent_ns, count = (self._object.counter(index, "counters") for index in range(4))
         return (looks, words), spent_ns, count
 
-    def _off_since(self, tid: int) -> int | None:
-        """When that thread left the CPU; 0 if it never was seen on one, None if it is on one now."""
-        entry = self._threads.get(struct.pack("<I", tid))
-        if entry is None:
-            return 0
-        off: int = _THREAD.unpack(entry)[_OFF]
-        return off or None
+    def _off_since(self, pid: int, tid: int) -> int | None:
+        """When that thread left the CPU; None if that isn't known, or if it runs or is about to."""
+        entry, stat = self._threads.get(struct.pack("<I", tid)), procfs.read_stat(pid, tid)
+        ran = procfs.schedstat(pid, tid)
+        if entry is None or stat is None or ran is None or stat.state == "R":
+            return None
+        on, before, _, _, _, runs, *_ = _THREAD.unpack(entry)
+        if ran.slices != runs:
+            return None
+        waited = 0 if before else ran.runnable_ns  # born then, it had to wait first
+        return int(on + ran.cpu_ns - before + waited)

@@ -80,9 +80,9 @@ class KernelReader:
         seen = _Seen(np.empty(0, LOOK), np.empty(0, np.int32), np.empty(0, bool))
         for looks in chunks(self._path, LOOK, part_looks):
             seen = seen.and_later(self._placed(looks))
-            yield _slices(seen, followed, period_ns, span, last=False)
+            yield _slices(seen, period_ns, span, last=False)
             seen = _to_go_on_from(seen)
-        yield _slices(seen.and_later(self._sleepers(followed)), followed, period_ns, span, last=True)
+        yield _slices(seen.and_later(self._sleepers(followed)), period_ns, span, last=True)
 
     def _placed(self, looks: npt.NDArray[np.void]) -> _Seen:
         distinct, inverse = np.unique(looks["stack"], return_inverse=True)
@@ -119,9 +119,7 @@ def _to_go_on_from(seen: _Seen) -> _Seen:
     return _Seen(kept.looks, kept.stack, context[last | context])
 
 
-def _slices(
-    seen: _Seen, followed: Mapping[int, Sequence[Followed]], period_ns: int, span: tuple[int, int], *, last: bool
-) -> KernelRows:
+def _slices(seen: _Seen, period_ns: int, span: tuple[int, int], *, last: bool) -> KernelRows:
     """Slices of all looks that aren't done, but for each thread's last one where that isn't the last of all.
 
     A look at a tick speaks for the time from it to the thread's next one. One at a thread that is back on a CPU speaks
@@ -134,11 +132,7 @@ def _slices(
     same = np.zeros(len(looks), bool)
     same[1:] = (looks["tid"][1:] == looks["tid"][:-1]) & (looks["tgid"][1:] == looks["tgid"][:-1])
     start = np.where(since > 0, since + np.minimum(LEAD_NS, (time - since) // 2), time)
-    anew = ~same | (np.roll(looks["flags"], 1) & ENDED != 0)
     before = np.where(same, np.roll(time, 1), span[0])
-    for index in np.flatnonzero(anew & ~tick & (since == 0) & ~seen.done).tolist():
-        pid, tid, ended_ns = int(looks["tgid"][index]), int(looks["tid"][index]), int(before[index]) * int(same[index])
-        start[index] = _asleep_since(followed, pid, tid, ended_ns, int(time[index]))
     start = np.minimum(np.maximum(start, before), time)
     open_ended = np.append(~same[1:], True)[: len(looks)]
     following = np.where(open_ended, span[1], np.append(start[1:], span[1])[: len(looks)])
@@ -155,17 +149,6 @@ def _slices(
     pid, tid = looks["tgid"][row].astype(np.int32), looks["tid"][row].astype(np.int32)
     gil = (looks["flags"][row] & HOLDS_GIL) != 0
     return KernelRows(Timed(pid, tid, begin, end, seen.stack[row], counts), gil, was_off)
-
-
-def _asleep_since(followed: Mapping[int, Sequence[Followed]], pid: int, tid: int, ended_ns: int, seen_ns: int) -> int:
-    """When a thread began to be followed that was asleep then; when it was seen first, if it is younger.
-
-    ended_ns: when one of that id ended, by exec or for good, 0 if none did: it is another thread from there on.
-    """
-    for program in followed.get(pid, ()):
-        if tid in program.threads and ended_ns <= program.since_ns <= seen_ns:
-            return program.since_ns
-    return seen_ns
 
 
 def gil_rows(seen: KernelRows, period_ns: int) -> list[dict[str, Any]]:

@@ -17,8 +17,8 @@ _OWNED_BY_INTERPRETER = 3
 
 @dataclass(frozen=True)
 class Asleep:
-    """A thread's stack from since_ns (0: from before it was followed) until time_ns. frames: (code object, index of the
-    instruction), innermost first. cut: it is deeper."""
+    """A thread's stack from since_ns until time_ns. frames: (code object, index of the instruction), innermost first.
+    cut: it is deeper."""
 
     tid: int
     since_ns: int
@@ -30,8 +30,8 @@ class Asleep:
 def asleep(interpreter: Interpreter, tids: Mapping[int, int], off_since: Callable[[int], int | None]) -> list[Asleep]:
     """Stacks of the threads that are off the CPU, and stay so while they are read.
 
-    tids: of the host, by those that the process sees. off_since: when a thread left the CPU; 0 where that isn't known,
-    None if it is on one.
+    tids: of the host, by those that the process sees. off_since: when a thread left the CPU; None if that isn't known,
+    or if it is on one.
     """
     found = []
     codes: dict[int, Code] = {}

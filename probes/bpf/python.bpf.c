@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause)
-// Python stacks of chosen processes, read where they run: at a timer's tick on each CPU, and where a thread leaves its
-// CPU. Nothing is woken and nothing is stopped for it, and a stack is of one moment: its own thread is the one that is
+// Python stacks of chosen processes, read where they run: at a timer's tick on each CPU, and where a thread is back on
+// one. Nothing is woken and nothing is stopped for it, and a stack is of one moment: its own thread is the one that is
 // interrupted. Where CPython keeps what is read comes from outside, in `processes`.
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -19,7 +19,15 @@ typedef _Bool bool;
 struct upid { int nr; } CORE;
 struct pid { unsigned int level; struct upid numbers[1]; } CORE;
 struct signal_struct { struct { int counter; } live; } CORE;
-struct task_struct { int pid, tgid; struct pid *thread_pid; struct signal_struct *signal; } CORE;
+struct sched_entity { u64 sum_exec_runtime; } CORE;
+struct sched_info { unsigned long pcount; unsigned long long run_delay; } CORE;
+struct task_struct {
+	int pid, tgid;
+	struct pid *thread_pid;
+	struct signal_struct *signal;
+	struct sched_entity se;
+	struct sched_info sched_info;
+} CORE;
 
 #define FRAMES 256		/* of a stack; more are cut off at its root */
 #define STATES 2048		/* threads of an interpreter that are looked through for one */
@@ -28,10 +36,13 @@ struct task_struct { int pid, tgid; struct pid *thread_pid; struct signal_struct
 #define FULL_NS 2000000		/* of walking time may be saved up, to be spent at once */
 #define MOST_NS 200000		/* that a look takes; what is longer was an interrupt's, or the hypervisor's */
 
-/* A thread as it was last seen. */
+/* A thread as it was last seen. The scheduler counts how often it got a CPU, and for how long it ran: so it is known,
+ * without a look at its leaving, when it left. */
 struct thread {
-	u64 state, look, off, due;	/* off: when it left the CPU, 0: on one; due: the next look */
-	u32 asked, alone, inner, back;	/* inner: its id as its process sees it; back: ticks since it was off */
+	u64 on, ran;		/* when it got the CPU, and how long it had run by then */
+	u64 state, look, due;	/* due: the next look */
+	u32 runs, asked, alone, inner;	/* inner: its id as its process sees it */
+	u32 unseen, read;	/* unseen: ticks in a run that isn't the last one known; read: whether a stack of it was */
 };
 
 /* By the last digits of its id, whether a process may be one of them: all others are to cost next to nothing. */
@@ -235,18 +246,41 @@ static __always_inline u64 current_frame(struct process *p, u64 state)
 	return p->through_cframe && frame ? load(frame + p->cframe_frame) : frame;
 }
 
+static __always_inline struct thread *add_thread(struct task_struct *task, struct thread *fresh)
+{
+	u32 tid = task->pid;
+	struct pid *pid = task->thread_pid;
+	u32 level = BPF_CORE_READ(pid, level);
+	bpf_probe_read_kernel(&fresh->inner, sizeof(fresh->inner), (void *)pid + bpf_core_field_offset(pid->numbers) +
+			      level * bpf_core_type_size(struct upid) + bpf_core_field_offset(struct upid, nr));
+	bpf_map_update_elem(&threads, &tid, fresh, BPF_ANY);
+	return bpf_map_lookup_elem(&threads, &tid);
+}
+
 static __always_inline struct thread *thread_of(u32 tid)
 {
 	struct thread *t = bpf_map_lookup_elem(&threads, &tid), fresh = {};
-	if (t)
-		return t;
-	struct task_struct *task = (void *)bpf_get_current_task();
-	struct pid *pid = BPF_CORE_READ(task, thread_pid);
-	u32 level = BPF_CORE_READ(pid, level);
-	bpf_probe_read_kernel(&fresh.inner, sizeof(fresh.inner), (void *)pid + bpf_core_field_offset(pid->numbers) +
-			      level * bpf_core_type_size(struct upid) + bpf_core_field_offset(struct upid, nr));
-	bpf_map_update_elem(&threads, &tid, &fresh, BPF_ANY);
-	return bpf_map_lookup_elem(&threads, &tid);
+	return t ? t : add_thread(bpf_get_current_task_btf(), &fresh);
+}
+
+/* It has a CPU again. Returns since when it had none: now, where it had one in between that went unseen. */
+static __always_inline u64 again(struct thread *t, u64 now)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	u64 ran = task->se.sum_exec_runtime, since = now;
+	u32 runs = task->sched_info.pcount;
+	if (t->on && runs == t->runs + 1) {
+		since = t->on + (ran - t->ran);
+		if (!t->ran)	/* born then, it had to wait first: how long of all its waiting isn't known */
+			since += task->sched_info.run_delay;
+		if (since > now)
+			since = now;
+	}
+	t->on = now;
+	t->ran = ran;
+	t->runs = runs;
+	t->unseen = 0;
+	return since;
 }
 
 static __always_inline int own_state(struct process *p, struct thread *t, struct scratch *s, u64 now)
@@ -281,7 +315,7 @@ static __always_inline void tell(struct thread *t, u64 now, u64 since, u64 id, u
 	bpf_ringbuf_submit(l, BPF_RB_NO_WAKEUP);
 }
 
-static __always_inline int look(u32 flags, bool leaves)
+static __always_inline int look(u32 flags)
 {
 	u32 tid = (u32)bpf_get_current_pid_tgid(), tgid = bpf_get_current_pid_tgid() >> 32, tick = flags & AT_TICK;
 	if (!perhaps[tgid % PERHAPS])
@@ -294,14 +328,16 @@ static __always_inline int look(u32 flags, bool leaves)
 	struct thread *t = thread_of(tid);
 	if (!s || !t)
 		return 0;
-	if (tick && t->off) {	/* back just now: on_return is called next, and tells of the time that it was off as well */
-		if (!t->back++)
+	u64 since = 0;
+	if (!tick) {
+		since = again(t, now);
+	} else if (!t->on) {
+		again(t, now);
+	} else if (bpf_get_current_task_btf()->sched_info.pcount != t->runs) {
+		if (!t->unseen++)	/* back just now: on_return is called next, and tells of the time that it was off as well */
 			return 0;
-		t->off = 0;	/* it isn't: some hosts hide the switches of threads of their own */
+		again(t, now);	/* it isn't: some hosts hide the switches of threads of their own */
 	}
-	u64 since = leaves ? now : tick ? 0 : t->off;
-	t->off = leaves ? now : 0;
-	t->back = 0;
 	if (!tick && now < t->due)
 		return 0;
 	if (!own_state(p, t, s, now))
@@ -313,7 +349,8 @@ static __always_inline int look(u32 flags, bool leaves)
 	if (s->allowance > FULL_NS)
 		s->allowance = FULL_NS;
 	s->refilled = now;
-	if (tick || s->allowance > 0) {
+	if (tick || s->allowance > 0 || !t->read) {
+		t->read = 1;
 		id = read_stack(p, s, frame, tgid);
 		if (frame && !id)
 			flags |= FAILED;
@@ -332,7 +369,7 @@ static __always_inline int look(u32 flags, bool leaves)
 SEC("perf_event")
 int on_tick(void *ctx)
 {
-	return look(AT_TICK, 0);
+	return look(AT_TICK);
 }
 
 /* A thread's stack while it was off the CPU is what it has when it is back on one: there, it is known how long that
@@ -344,9 +381,10 @@ static __always_inline int back(void)
 	if (!perhaps[(id >> 32) % PERHAPS])
 		return 0;
 	struct thread *t = bpf_map_lookup_elem(&threads, &tid);
-	if (!t || bpf_ktime_get_ns() >= t->due)
-		return look(0, 0);
-	t->off = t->back = 0;
+	u64 now = bpf_ktime_get_ns();
+	if (!t || now >= t->due)
+		return look(0);
+	again(t, now);
 	return 0;
 }
 
@@ -362,21 +400,6 @@ SEC("kprobe/finish_task_switch")
 int on_return_probe(void *ctx)
 {
 	return back();
-}
-
-SEC("tp_btf/sched_switch")
-int on_leave(u64 *ctx)
-{
-	u64 id = bpf_get_current_pid_tgid();
-	u32 tid = id;
-	if (!perhaps[(id >> 32) % PERHAPS])
-		return 0;
-	struct thread *t = bpf_map_lookup_elem(&threads, &tid);
-	if (!t || !t->look)	/* it may never come back; and one that comes back unknown was off from the start */
-		return look(0, 1);
-	t->off = bpf_ktime_get_ns();
-	t->back = 0;
-	return 0;
 }
 
 /* Its stack is no more. */
@@ -400,18 +423,24 @@ int BPF_PROG(on_exit, struct task_struct *task)
 	return 0;
 }
 
-/* A fork has its parent's memory, until it calls exec. */
+/* A fork has its parent's memory, until it calls exec. Its first run, and that of a new thread, goes unseen. */
 SEC("tp_btf/sched_process_fork")
 int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
 {
 	u32 from = parent->tgid, to = child->tgid;
-	struct process *p = bpf_map_lookup_elem(&processes, &from);
-	if (!p || from == to)
+	if (!perhaps[from % PERHAPS])
 		return 0;
-	struct process copy = *p;
-	copy.tgid = to;
-	bpf_map_update_elem(&processes, &to, &copy, BPF_NOEXIST);
-	perhaps[to % PERHAPS] = 1;
+	struct process *p = bpf_map_lookup_elem(&processes, &from);
+	if (!p)
+		return 0;
+	if (from != to) {
+		struct process copy = *p;
+		copy.tgid = to;
+		bpf_map_update_elem(&processes, &to, &copy, BPF_NOEXIST);
+		perhaps[to % PERHAPS] = 1;
+	}
+	struct thread born = { .on = bpf_ktime_get_ns(), .runs = 1 };
+	add_thread(child, &born);
 	return 0;
 }
 

@@ -21,7 +21,7 @@ enum { OWNED_BY_INTERPRETER = 3 };
 #define SHARE_OF_TIME 50	/* of a CPU's time that reading stacks at its switches may take: a fiftieth */
 
 struct look {
-	unsigned long long time, since, stack;	/* since: off the CPU from then until time; 0: at a tick, or not known */
+	unsigned long long time, since, stack;	/* since: off the CPU from then until time; 0: at a tick */
 	unsigned int tgid, tid, flags, pad;
 };
 

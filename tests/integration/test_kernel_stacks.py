@@ -260,7 +260,7 @@ def test_threads_that_sleep_on_are_born_and_die(tmp_path: Path, program: Callabl
     # From before it was watched until the end, at one stack, without a gap.
     assert set(spans[old]) == {"sleeps_on"}
     pieces = sorted(spans[old]["sleeps_on"])
-    assert (pieces[0][0], pieces[-1][1]) == (began_ns, stop_ns)
+    assert began_ns <= pieces[0][0] < began_ns + 50 * MS and pieces[-1][1] == stop_ns
     assert all(a[1] == b[0] for a, b in itertools.pairwise(pieces))
     # Born: all of its time but the first moment, in which it ran.
     pieces = sorted(spans[young]["born_and_asleep"])
@@ -682,8 +682,8 @@ def test_kill_9_leaves_no_program_attached(tmp_path: Path, program: Callable[...
     line(target)
     options = ["--collect", "pyspy", "-p", str(target.pid), "-o", str(tmp_path / "s")]
     perfscope = subprocess.Popen([*PERFSCOPE, "record", *options], stderr=subprocess.DEVNULL)
-    # Of on_tick, on_return, on_leave, on_exit, on_fork and on_exec.
-    wait_for(lambda: len(bpf_programs(perfscope.pid)) >= 6)
+    # Of on_tick, on_return, on_exit, on_fork and on_exec.
+    wait_for(lambda: len(bpf_programs(perfscope.pid)) >= 5)
     words = tmp_path / "s.partial" / "raw" / "pyspy" / "words.bin"
 
     def seen() -> bool:

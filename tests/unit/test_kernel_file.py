@@ -281,9 +281,16 @@ def test_a_thread_is_what_the_program_declares(tmp_path: Path) -> None:
     declared = re.search(r"struct thread \{.*?\n\};", text, re.DOTALL)
     assert declared is not None
     prelude = "typedef unsigned long long u64; typedef unsigned u32;\n" + declared[0]
-    size, off = compiled(tmp_path, prelude, ["sizeof(struct thread)", "offsetof(struct thread, off)"])
-    assert size == kernel._THREAD.size
-    assert kernel._THREAD.unpack(bytes(off) + b"\xff" * 8 + bytes(size - off - 8))[kernel._OFF] == 2**64 - 1
+    names = ("on", "ran", "state", "look", "due", "runs", "asked", "alone", "inner", "unseen", "read")
+    size, *offsets = compiled(
+        tmp_path, prelude, ["sizeof(struct thread)", *(f"offsetof(struct thread, {n})" for n in names)]
+    )
+    packed = kernel._THREAD.pack(*range(1, 12))
+    assert size == len(packed)
+    widths = [*(8 for _ in range(5)), *(4 for _ in range(6))]
+    assert [int.from_bytes(packed[at : at + w], "little") for at, w in zip(offsets, widths, strict=True)] == [
+        *range(1, 12)
+    ]
     window = re.search(r"bpf_probe_read_user\(s->raw, (\d+), \(void \*\)s->at\)", text)
     assert window is not None
     assert int(window[1]) == WINDOW == interpreter.WINDOW

@@ -100,8 +100,8 @@ def words(stacks: Sequence[int]) -> bytes:
     return told
 
 
-def program(threads: Sequence[int], since: int = SINCE, asleep: Sequence[Asleep] = ()) -> Followed:
-    return Followed(Interpreter(PID, 1, 1, LAYOUT), since, frozenset(threads), asleep=list(asleep))
+def program(since: int = SINCE, asleep: Sequence[Asleep] = ()) -> Followed:
+    return Followed(Interpreter(PID, 1, 1, LAYOUT), since, asleep=list(asleep))
 
 
 def read(
@@ -156,8 +156,6 @@ class Stretch:
     gil: bool
     due: bool
     read: bool
-    first: bool
-    """The program hadn't seen the thread before, and doesn't know when it left the CPU."""
 
 
 @dataclass
@@ -168,9 +166,7 @@ class Simulated:
     random: Random
     looks: list[Look] = field(default_factory=list)
     stretches: list[Stretch] = field(default_factory=list)
-    known: bool = False
     shown: int = 0
-    off: int = 0
     due: int = 0
     ended: int | None = None
 
@@ -195,17 +191,10 @@ class Simulated:
         for part in parts:
             end = min(now + part.on_ns, STOP)
             for tick in range(-(-(now - PHASE) // PERIOD) * PERIOD + PHASE, end, PERIOD):
-                self.known = True
-                self.off = 0
                 self.look(tick, part.on_stack, AT_TICK | HOLDS_GIL * part.on_gil, 0)
             now, back = end, end + part.off_ns
             if now >= STOP:
                 return
-            if self.known and not self.shown:
-                self.off = now
-                self.look(now, part.off_stack, HOLDS_GIL * part.off_gil, now)
-            elif self.known:
-                self.off = now
             if back >= STOP:
                 return
             self.back(now, back, part.off_stack, part.off_gil, part.too_dear)
@@ -216,10 +205,8 @@ class Simulated:
                 self.looks.append(Look(now + 1, self.tid, 0, ENDED))
 
     def back(self, left: int, now: int, stack: int, gil: bool, dear: bool) -> None:
-        first, since = not self.known, self.off
-        self.known, self.off = True, 0
-        due = self.look(now, stack, HOLDS_GIL * gil, since, dear=dear)
-        self.stretches.append(Stretch(left, now, stack, gil, due, due and not dear, first))
+        due = self.look(now, stack, HOLDS_GIL * gil, left, dear=dear)
+        self.stretches.append(Stretch(left, now, stack, gil, due, due and not dear))
 
 
 def lengths(longest_ms: int) -> st.SearchStrategy[int]:
@@ -236,9 +223,9 @@ PARTS = st.lists(
 
 
 @st.composite
-def simulations(draw: st.DrawFn) -> tuple[list[Simulated], Followed]:
+def simulations(draw: st.DrawFn) -> list[Simulated]:
     """Threads known from the start on, asleep or running then, and younger ones; some die."""
-    threads, known = [], []
+    threads = []
     for tid in range(600, 600 + draw(st.integers(1, 3))):
         thread = Simulated(tid, Random(draw(st.integers(0, 1000))))
         parts, dies = draw(PARTS), draw(st.booleans())
@@ -248,9 +235,8 @@ def simulations(draw: st.DrawFn) -> tuple[list[Simulated], Followed]:
             thread.run(SINCE + draw(lengths(500)), parts, dies, None)
         else:
             thread.run(SINCE, parts, dies, asleep)
-            known.append(tid)
         threads.append(thread)
-    return threads, program(known)
+    return threads
 
 
 def told_by(thread: Simulated) -> Iterator[tuple[Look, int]]:
@@ -265,9 +251,8 @@ MANY = settings(max_examples=200, deadline=None)
 
 @MANY
 @SIMULATED
-def test_rows_of_a_thread_follow_each_other_within_the_recording(simulated: tuple[list[Simulated], Followed]) -> None:
-    threads, followed = simulated
-    found = read(shuffled(threads), {PID: [followed]})
+def test_rows_of_a_thread_follow_each_other_within_the_recording(threads: list[Simulated]) -> None:
+    found = read(shuffled(threads), {PID: [program()]})
     assert found.seen.untold == found.seen.unsound == 0
     assert found.seen.unread == sum(k.flags & UNREAD != 0 for t in threads for k in t.looks)
     for thread in threads:
@@ -287,10 +272,9 @@ def shuffled(threads: Sequence[Simulated]) -> list[Look]:
 
 @MANY
 @given(simulations(), st.integers(1, 40))
-def test_read_in_parts_it_is_the_same(simulated: tuple[list[Simulated], Followed], part_looks: int) -> None:
-    threads, followed = simulated
+def test_read_in_parts_it_is_the_same(threads: list[Simulated], part_looks: int) -> None:
     looks = shuffled(threads)
-    whole, parts = read(looks, {PID: [followed]}), read(looks, {PID: [followed]}, part_looks=part_looks)
+    whole, parts = read(looks, {PID: [program()]}), read(looks, {PID: [program()]}, part_looks=part_looks)
 
     def order(row: Row) -> tuple[int, int]:
         return row.tid, row.start
@@ -302,12 +286,11 @@ def test_read_in_parts_it_is_the_same(simulated: tuple[list[Simulated], Followed
 
 @MANY
 @SIMULATED
-def test_a_stretch_off_the_cpu_has_the_stack_it_had(simulated: tuple[list[Simulated], Followed]) -> None:
-    threads, followed = simulated
-    found = read(shuffled(threads), {PID: [followed]})
+def test_a_stretch_off_the_cpu_has_the_stack_it_had(threads: list[Simulated]) -> None:
+    found = read(shuffled(threads), {PID: [program()]})
     for thread in threads:
         for stretch in thread.stretches:
-            if not stretch.due or stretch.first:
+            if not stretch.due:
                 continue
             shown = found.within(thread.tid, stretch.start + LEAD, stretch.end)
             if not stretch.read or not stretch.stack:
@@ -324,29 +307,20 @@ def test_a_stretch_off_the_cpu_has_the_stack_it_had(simulated: tuple[list[Simula
 
 @MANY
 @SIMULATED
-def test_a_thread_asleep_at_the_start_is_backdated_and_a_younger_one_is_not(
-    simulated: tuple[list[Simulated], Followed],
-) -> None:
-    threads, followed = simulated
-    found = read(shuffled(threads), {PID: [followed]})
+def test_nothing_is_shown_of_the_time_before_the_first_look(threads: list[Simulated]) -> None:
+    found = read(shuffled(threads), {PID: [program()]})
     for thread in threads:
         if not thread.looks:
             assert not found.of(thread.tid)
             continue
         first = thread.looks[0]
-        back_since_start = first.since == 0 and not first.flags & (AT_TICK | UNREAD) and first.stack
-        if back_since_start and thread.tid in followed.threads:
-            (shown,) = found.within(thread.tid, SPAN[0], first.time)
-            assert (shown.start, shown.end, shown.stack, shown.off) == (SINCE, first.time, name_of(first.stack), True)
-        elif back_since_start or first.flags & AT_TICK:
-            assert not found.within(thread.tid, SPAN[0], first.time)
+        assert not found.within(thread.tid, SPAN[0], first.since or first.time)
 
 
 @MANY
 @SIMULATED
-def test_a_tick_counts_once_and_speaks_until_the_next_look(simulated: tuple[list[Simulated], Followed]) -> None:
-    threads, followed = simulated
-    found = read(shuffled(threads), {PID: [followed]})
+def test_a_tick_counts_once_and_speaks_until_the_next_look(threads: list[Simulated]) -> None:
+    found = read(shuffled(threads), {PID: [program()]})
     for thread in threads:
         at_tick = {row.start: row for row in found.of(thread.tid) if not row.off and row.count}
         ticks = {look.time: (look, until) for look, until in told_by(thread) if look.flags & AT_TICK and look.stack}
@@ -359,9 +333,8 @@ def test_a_tick_counts_once_and_speaks_until_the_next_look(simulated: tuple[list
 
 @MANY
 @SIMULATED
-def test_after_an_end_or_what_was_not_read_there_is_nothing(simulated: tuple[list[Simulated], Followed]) -> None:
-    threads, followed = simulated
-    found = read(shuffled(threads), {PID: [followed]})
+def test_after_an_end_or_what_was_not_read_there_is_nothing(threads: list[Simulated]) -> None:
+    found = read(shuffled(threads), {PID: [program()]})
     for thread in threads:
         for look, until in told_by(thread):
             if look.flags & (ENDED | UNREAD) or not look.stack:
@@ -373,20 +346,17 @@ def test_after_an_end_or_what_was_not_read_there_is_nothing(simulated: tuple[lis
 
 @MANY
 @SIMULATED
-def test_the_gils_holders_have_a_period_a_tick_and_their_time_off(simulated: tuple[list[Simulated], Followed]) -> None:
-    threads, followed = simulated
-    found = read(shuffled(threads), {PID: [followed]})
+def test_the_gils_holders_have_a_period_a_tick_and_their_time_off(threads: list[Simulated]) -> None:
+    found = read(shuffled(threads), {PID: [program()]})
     expected: dict[tuple[int, str], tuple[int, int]] = {}
     for thread in threads:
-        for index, look in enumerate(thread.looks):
+        for look in thread.looks:
             if not look.flags & HOLDS_GIL or look.flags & UNREAD or not look.stack:
                 continue
             if look.flags & AT_TICK:
                 count, time_ns = 1, PERIOD
             else:
                 start = look.since + min(LEAD, (look.time - look.since) // 2)
-                if not look.since:
-                    start = SINCE if index == 0 and thread.tid in followed.threads else look.time
                 if start == look.time:
                     continue
                 count, time_ns = look.time // PERIOD - start // PERIOD, look.time - start
@@ -409,16 +379,16 @@ def times(found: Read, tid: int) -> list[tuple[int, int, str]]:
 
 
 def test_one_that_sleeps_from_before_until_after_has_its_whole_time() -> None:
-    found = read([], {PID: [program([600], asleep=[asleep(600, 0)])]})
-    assert times(found, 600) == [(SINCE, STOP - 1, "leaf"), (STOP - 1, STOP, "leaf")]
+    found = read([], {PID: [program(asleep=[asleep(600, SINCE)])]})
+    assert times(found, 600) == [(SINCE + LEAD, STOP - 1, "leaf"), (STOP - 1, STOP, "leaf")]
     assert [frame.function for frame in found.stacks.path(int(found.parts[-1].rows.stack[0]))] == ["main", "leaf"]
-    assert sum(row.count for row in found.rows) == (STOP - 1) // PERIOD - SINCE // PERIOD
+    assert sum(row.count for row in found.rows) == (STOP - 1) // PERIOD - (SINCE + LEAD) // PERIOD
 
 
 def test_one_that_sleeps_until_the_end_has_that_stack_since_it_left_the_cpu() -> None:
     left = SINCE + 300 * MS
     looks = [Look(SINCE + 290 * MS, 600, 1, AT_TICK)]
-    found = read(looks, {PID: [program([600], asleep=[asleep(600, left)])]})
+    found = read(looks, {PID: [program(asleep=[asleep(600, left)])]})
     assert times(found, 600) == [
         (SINCE + 290 * MS, left + LEAD, "f1"),
         (left + LEAD, STOP - 1, "leaf"),
@@ -426,30 +396,18 @@ def test_one_that_sleeps_until_the_end_has_that_stack_since_it_left_the_cpu() ->
     ]
 
 
-def test_a_younger_thread_that_was_never_seen_is_not_backdated() -> None:
-    found = read([], {PID: [program([], asleep=[asleep(600, 0)])]})
-    assert times(found, 600) == [(STOP - 1, STOP, "leaf")]
-
-
-def test_a_program_that_sleeps_after_exec_is_backdated_to_when_it_was_followed() -> None:
-    ended, again, back = SINCE + 100 * MS, SINCE + 150 * MS, SINCE + 900 * MS
-    looks = [Look(SINCE + 50 * MS, PID, 1, AT_TICK), Look(ended, PID, 0, ENDED), Look(back, PID, 2)]
-    found = read(looks, {PID: [program([PID]), program([PID], again)]})
-    assert times(found, PID) == [(SINCE + 50 * MS, ended, "f1"), (again, back, "f2"), (back, STOP, "f2")]
-
-
 def test_a_program_that_sleeps_from_exec_until_the_end_has_its_time() -> None:
     ended, again = SINCE + 100 * MS, SINCE + 150 * MS
     looks = [Look(SINCE + 50 * MS, PID, 1, AT_TICK), Look(ended, PID, 0, ENDED)]
-    found = read(looks, {PID: [program([PID]), program([PID], again, [asleep(PID, 0)])]})
-    assert times(found, PID) == [(SINCE + 50 * MS, ended, "f1"), (again, STOP - 1, "leaf"), (STOP - 1, STOP, "leaf")]
+    found = read(looks, {PID: [program(), program(again, [asleep(PID, again)])]})
+    start = again + LEAD
+    assert times(found, PID) == [(SINCE + 50 * MS, ended, "f1"), (start, STOP - 1, "leaf"), (STOP - 1, STOP, "leaf")]
 
 
-def test_a_young_thread_with_the_id_of_one_that_ended_is_not_backdated() -> None:
-    ended, back = SINCE + 100 * MS, SINCE + 900 * MS
-    looks = [Look(SINCE + 50 * MS, 600, 1, AT_TICK), Look(ended, 600, 0, ENDED), Look(back, 600, 2)]
-    found = read(looks, {PID: [program([600])]})
-    assert times(found, 600) == [(SINCE + 50 * MS, ended, "f1"), (back, STOP, "f2")]
+def test_since_when_a_thread_was_off_is_unknown_where_it_is_the_time_of_the_look() -> None:
+    looks = [Look(SINCE + 50 * MS, 600, 1, AT_TICK), Look(SINCE + 90 * MS, 600, 2, since=SINCE + 90 * MS)]
+    found = read(looks, {PID: [program()]})
+    assert times(found, 600) == [(SINCE + 50 * MS, SINCE + 90 * MS, "f1"), (SINCE + 90 * MS, STOP, "f2")]
 
 
 def test_a_stretch_that_reaches_beyond_the_recording_counts_what_is_within() -> None:
@@ -459,7 +417,7 @@ def test_a_stretch_that_reaches_beyond_the_recording_counts_what_is_within() -> 
         Look(SINCE + 5 * PERIOD, 600, 2, since=SINCE - 20 * PERIOD),
         Look(SINCE + 40 * PERIOD, 600, 3, since=SINCE + 5 * PERIOD + MS),
     ]
-    found = read(looks, {PID: [program([600], SINCE - 90 * PERIOD)]}, span)
+    found = read(looks, {PID: [program(SINCE - 90 * PERIOD)]}, span)
     assert [(row.start, row.end, row.stack) for row in found.rows if row.off] == [
         (SINCE, SINCE + 5 * PERIOD, "f2"),
         (SINCE + 5 * PERIOD + MS + LEAD, SINCE + 10 * PERIOD, "f3"),
@@ -473,7 +431,7 @@ def test_a_stack_that_nothing_was_told_of_is_a_gap_and_is_counted() -> None:
         np.array(looks, LOOK).tofile(Path(folder) / "looks.bin")
         (Path(folder) / "words.bin").write_bytes(words([1]) + b"\7\0\0\0")
         seen = KernelReader(Path(folder), StackTable())
-        *_, part = seen.parts({PID: [program([600])]}, PERIOD, SPAN)
+        *_, part = seen.parts({PID: [program()]}, PERIOD, SPAN)
     assert (seen.untold, seen.unsound, seen.looks) == (1, 1, 2)
     assert part.rows.start_ns.tolist() == [SINCE + MS]
     assert part.rows.end_ns.tolist() == [STOP]
@@ -486,7 +444,7 @@ def test_the_same_thread_id_in_two_processes_is_two_threads() -> None:
         Look(at[1], 600, 2, AT_TICK, pid=PID + 1),
         Look(at[2], 600, 3, AT_TICK),
     ]
-    found = read(looks, {PID: [program([600])], PID + 1: [program([600])]})
+    found = read(looks, {PID: [program()], PID + 1: [program()]})
     assert sorted(times(found, 600)) == [(at[0], at[2], "f1"), (at[1], STOP, "f2"), (at[2], STOP, "f3")]
     assert sorted(pid for part in found.parts for pid in part.rows.pid.tolist()) == [PID, PID, PID + 1]
 
@@ -494,7 +452,7 @@ def test_the_same_thread_id_in_two_processes_is_two_threads() -> None:
 def test_a_time_off_that_began_before_the_look_before_it_begins_there() -> None:
     """Slices never overlap, whatever the times that were told."""
     looks = [Look(SINCE + 9 * MS, 600, 1, AT_TICK), Look(SINCE + 50 * MS, 600, 2, since=SINCE + 8 * MS)]
-    found = read(looks, {PID: [program([600])]})
+    found = read(looks, {PID: [program()]})
     assert times(found, 600) == [
         (SINCE + 9 * MS, SINCE + 50 * MS, "f2"),
         (SINCE + 50 * MS, STOP, "f2"),
@@ -502,6 +460,6 @@ def test_a_time_off_that_began_before_the_look_before_it_begins_there() -> None:
 
 
 def test_nothing_seen_is_no_rows() -> None:
-    found = read([], {PID: [program([600])]})
+    found = read([], {PID: [program()]})
     assert not found.rows
     assert found.gil() == {}
