@@ -271,13 +271,13 @@ static __always_inline u64 again(struct thread *t, u64 now)
 	u32 runs = task->sched_info.pcount;
 	if (t->on && runs == t->runs + 1) {
 		since = t->on + (ran - t->ran);
-		if (!t->ran)	/* born then, it had to wait first: how long of all its waiting isn't known */
+		if (!t->ran)	/* only born then, it had to wait first: how long of all its waiting isn't known */
 			since += task->sched_info.run_delay;
 		if (since > now)
 			since = now;
 	}
 	t->on = now;
-	t->ran = ran;
+	t->ran = ran ? ran : 1;
 	t->runs = runs;
 	t->unseen = 0;
 	return since;
