@@ -26,6 +26,7 @@ from perfscope.collectors.ebpf.records import ALIVE, BLOCK, DEATH, EVENT, EXEC, 
 from perfscope.errors import CollectorError
 from perfscope.model.session_writer import SessionWriter
 from perfscope.options import Options
+from perfscope.pace import until_beat_s
 
 BACKENDS = {
     "libbpf": "perfscope.collectors.ebpf.backend_libbpf:LibbpfBackend",
@@ -164,7 +165,7 @@ class EbpfCollector(Collector):
     def _drain_loop(self) -> None:
         assert self._backend is not None
         try:
-            while not self._stopping.wait(self._backend.drain_s):
+            while not self._stopping.wait(until_beat_s(self._backend.drain_s)):
                 self._backend.drain()
                 if self._drm is not None:
                     self._drm.drain()

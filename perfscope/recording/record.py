@@ -17,6 +17,7 @@ from perfscope.errors import CollectorError, RecordingError
 from perfscope.model.info import CollectorReport, SessionInfo
 from perfscope.model.session_writer import SessionWriter
 from perfscope.options import Options
+from perfscope.pace import until_beat_s
 from perfscope.procfs import Process
 from perfscope.recording.environment import fingerprint
 from perfscope.recording.guardian import Guard
@@ -260,7 +261,7 @@ class Recording:
             elapsed = (now - info.start_ns) / 1e9
             working = [s.name for s in self.supervisors if not s.failed]
             self.report(Progress("recording", elapsed, len(watcher.live), watcher.thread_count, working))
-            wait = watcher.wait_s
+            wait = until_beat_s(watcher.wait_s)
             self.signals.wait(wait if end is None else min(wait, (end - now) / 1e9))
             stood_still = time.monotonic() - before - wait - 1.0
             for supervisor in self.supervisors:

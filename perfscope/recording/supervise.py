@@ -12,6 +12,7 @@ from perfscope.collectors.base import Collector
 from perfscope.errors import CollectorError, RecordingError
 from perfscope.model.info import CollectorReport
 from perfscope.model.session_writer import SessionWriter
+from perfscope.pace import until_beat_s
 from perfscope.procfs import Process
 
 DEADLINES_S = {"start": 20.0, "process_started": 30.0, "process_ended": 30.0, "tick": 20.0, "stop": 25.0}
@@ -103,7 +104,7 @@ class Supervisor:
     def _work(self) -> None:
         while True:
             try:
-                call, arguments = self._calls.get(timeout=None if self._unusable else self.collector.tick_s)
+                call, arguments = self._calls.get(timeout=None if self._unusable else until_beat_s(self.collector.tick_s))
             except queue.Empty:
                 call, arguments = "tick", ()
             if call in ("start", "stop") or not self._unusable:
