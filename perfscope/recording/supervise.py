@@ -104,7 +104,8 @@ class Supervisor:
     def _work(self) -> None:
         while True:
             try:
-                call, arguments = self._calls.get(timeout=None if self._unusable else until_beat_s(self.collector.tick_s))
+                patience = None if self._unusable else until_beat_s(self.collector.tick_s)
+                call, arguments = self._calls.get(timeout=patience)
             except queue.Empty:
                 call, arguments = "tick", ()
             if call in ("start", "stop") or not self._unusable:

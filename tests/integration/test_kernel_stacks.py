@@ -26,6 +26,7 @@ from recording_helpers import PERFSCOPE, bpf_programs, wait_for
 
 from perfscope import procfs
 from perfscope.collectors.ebpf.ring import write_all
+from perfscope.collectors.pyspy import kernelfile
 from perfscope.errors import CollectorError
 from perfscope.merge import ThreadSlices, build_tree, slices_of
 from perfscope.merge.slices import RUNNING, SLEEP
@@ -136,6 +137,25 @@ def test_time_asleep_is_that_of_the_function_that_slept(tmp_path: Path) -> None:
             length = inside(slices, windows)
             assert int(length[shows].sum()) == pytest.approx(spent, rel=0.05)
             assert int(length[shows_other].sum()) < 0.01 * spent
+
+
+def test_threads_were_off_the_cpu_since_the_schedulers_own_event(tmp_path: Path) -> None:
+    known = record(tmp_path, SLEEPS)
+    (file,) = (tmp_path / "s").rglob("looks.bin")
+    seen = np.fromfile(file, kernelfile.LOOK)
+    seen = seen[(seen["flags"] & (kernelfile.AT_TICK | kernelfile.ENDED)) == 0]
+    sched = known.session.table("sched")
+    tids, offs, ons = (sched.column(name).to_numpy(zero_copy_only=False) for name in ("tid", "off_ns", "on_ns"))
+    late: list[int] = []
+    for tid in map(int, known.said):
+        mine, back = seen[seen["tid"] == tid], np.sort(ons[tids == tid])
+        left = offs[tids == tid][np.argsort(ons[tids == tid])]
+        at = np.searchsorted(back, mine["time"].astype(float), side="right") - 1
+        late += (mine["since"].astype(np.int64) - left[np.maximum(at, 0)])[at >= 0].tolist()
+    assert len(late) > 8 * 40
+    off = np.abs(late)
+    assert np.median(off) < 50_000
+    assert np.mean(off < MS) > 0.95
 
 
 BURNS = """
