@@ -16,12 +16,12 @@ from perfscope.model.session_writer import SessionWriter
 from perfscope.procfs import Process, SchedStat, Stat
 
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-_THOROUGH_EVERY, _THOROUGH_EVERY_TOLD = 10, 12
+_THOROUGH_EVERY, _THOROUGH_EVERY_TOLD = 10, 24
 """Scans between two readings of what changes rarely: thread names, and the maps of a process that stays native. The
 second where the kernel tells of births and deaths, and the last names of the dead."""
 _FEW_BORN = 50
 """Processes and threads born on the host since the last look that are looked at one by one."""
-_SCAN_S, _CALM_SCAN_S = 0.1, 0.5
+_SCAN_S, _CALM_SCAN_S = 0.1, 0.25
 """Seconds from one scan to the next, stretched so that scanning costs at most 1 % of one core. The second where the
 kernel tells of births and deaths and no process was born for a while: each waking up takes a CPU from the target."""
 _SCANS_COST = 100

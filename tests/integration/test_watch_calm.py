@@ -58,7 +58,7 @@ def test_a_calm_target_is_looked_at_seldom_until_a_child_is_born(parent, monkeyp
     watcher = Watcher([parent.pid], listener, set())
     watcher.scan()
     watcher.scan()  # by now it was there before the last one
-    assert watcher.wait_s == pytest.approx(0.5)
+    assert watcher.wait_s == pytest.approx(0.25)
     monkeypatch.setattr(watch, "_YOUNG_NS", 60 * 10**9)
     print(file=parent.stdin, flush=True)
     child = int(parent.stdout.readline())
