@@ -132,7 +132,7 @@ def test_time_asleep_is_that_of_the_function_that_slept(tmp_path: Path) -> None:
             for start, end in windows:  # none is lost, or shown as another
                 asleep = inside(slices, [[start, end]]) * (slices.state == SLEEP)
                 assert int(asleep.sum()) > 0.5 * (end - start), (name, start, end)
-                assert int(asleep[shows].sum()) == pytest.approx(int(asleep.sum()), rel=0.001), (name, start, end)
+                assert int(asleep[shows].sum()) == pytest.approx(int(asleep.sum()), rel=0.02), (name, start, end)
             spent = sum(end - start for start, end in windows)
             length = inside(slices, windows)
             assert int(length[shows].sum()) == pytest.approx(spent, rel=0.05)
