@@ -495,6 +495,24 @@ def test_what_the_holder_ran_before_it_had_the_lock_is_not_held_against_it(made)
     assert value(finding, "held by fourth at flush") == pytest.approx(100 * 12 / (12 + 6 + 6))
 
 
+def test_a_holder_that_slept_from_before_the_wait_on_is_named_by_where_it_slept(made):
+    """In each 60 ms: second holds for 50, asleep all the while, and first for 4. Only the latter is looked at inside."""
+    wait, reload, request = made.stack("wait"), made.stack("wait", "reload"), made.stack("wait", "request")
+    turns = 40
+    made.thread(1, "first", [("sleep", 5, ROOT), ("lock", 45, wait), ("sleep", 4, request), ("sleep", 6, ROOT)] * turns)
+    made.thread(2, "second", [("sleep", 50, reload), ("lock", 4, wait), ("running", 6, ROOT)] * turns)
+    made.writer.append("waits", [
+        {"pid": PID, "tid": tid, "start_ns": START + (60 * turn + begin) * MS, "end_ns": START + (60 * turn + end) * MS,
+         "kind": "futex", "address": 0xABC, "waker_tid": waker, "result": 0}
+        for turn in range(turns) for tid, begin, end, waker in ((1, 5, 50, 2), (2, 50, 54, 1))
+    ])  # fmt: skip
+    for turn in range(turns):
+        made.samples(2, reload, 5, at_ms=60 * turn)
+        made.samples(1, request, 1, at_ms=60 * turn + 52, period_ms=2)
+    (finding,) = made.verdict("lock-contention").findings
+    assert "held by 2 threads in turn at reload" in finding.title
+
+
 def test_python_lock_names_waiter_holder_and_address(made):
     contended(made)
     (finding,) = made.verdict("lock-contention").findings

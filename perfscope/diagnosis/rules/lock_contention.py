@@ -164,10 +164,11 @@ def _held(facts: Facts, lock: _Lock) -> tuple[str, Evidence] | None:
     thread = int(np.argmax(held))
     threads = np.count_nonzero(np.bincount(holders))
     text = thread_name(facts, thread) if threads == 1 else f"{threads} threads in turn"
-    stacks: npt.NDArray[np.int32] = facts.look_within(holders, since, until)
-    weights: npt.NDArray[np.number] = until - since
-    if (stacks == ROOT).all():
-        stacks, weights = _in_force(facts, holders, since, until)
+    looks: npt.NDArray[np.int32] = facts.look_within(holders, since, until)
+    seen, unseen = np.flatnonzero(looks != ROOT), np.flatnonzero(looks == ROOT)
+    # A holder that slept from before the wait on has its one look there: the stack in force tells, as it can't change.
+    stacks, weights = _in_force(facts, holders[unseen], since[unseen], until[unseen])
+    stacks, weights = np.append(stacks, looks[seen]), np.append(weights, (until - since)[seen])
     code = by_function(facts, stacks, weights, lock.layer)
     at = f" at {label(code[0][0])}" if code else ""
     share = 100 * float(held[thread]) / float(held.sum())
@@ -180,7 +181,7 @@ def _in_force(
     facts: Facts, threads: npt.NDArray[np.int32], start_ns: Int64, end_ns: Int64
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]]:
     """Stacks in force in these threads in [start_ns, end_ns), and for how long each was, in ns."""
-    stacks, weights = [], []
+    stacks, weights = [np.empty(0, np.int32)], [np.empty(0)]
     for thread, rows in groups(threads):
         slices = facts.threads[thread]
         stacks.append(slices.stack_id)
