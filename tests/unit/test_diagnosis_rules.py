@@ -496,7 +496,7 @@ def test_what_the_holder_ran_before_it_had_the_lock_is_not_held_against_it(made)
 
 
 def test_a_holder_that_slept_from_before_the_wait_on_is_named_by_where_it_slept(made):
-    """In each 60 ms: second holds for 50, asleep all the while, and first for 4. Only the latter is looked at inside."""
+    """In each 60 ms: second holds for 50, asleep all the while, and first for 4. Only the latter is looked at there."""
     wait, reload, request = made.stack("wait"), made.stack("wait", "reload"), made.stack("wait", "request")
     turns = 40
     made.thread(1, "first", [("sleep", 5, ROOT), ("lock", 45, wait), ("sleep", 4, request), ("sleep", 6, ROOT)] * turns)
