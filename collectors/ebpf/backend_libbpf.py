@@ -49,7 +49,8 @@ _MOST_LIVING = 50_000
 CALM_DRAIN_S, QUICK_DRAIN_S = 0.5, 0.05
 FILLED = 1 / 16
 """The share of a buffer that is to be filled from one drain to the next, within these times. Each waking up takes a CPU
-from the target, and the caches. From calm it takes a million records a second to overrun the largest."""
+from the target, and the caches. From calm it takes a million switches a second, or 300,000 block requests, to overrun
+them."""
 
 
 def until_next_drain_s(filled: float, seconds: float) -> float:
@@ -76,7 +77,7 @@ class LibbpfBackend(Backend):
             self._requests = self._object.map("requests", 8, BLOCK.itemsize)
             self._rings = [
                 open_ring(self._object.map("events").fd, 32 << 20, EVENT.itemsize, directory / "events.bin"),
-                open_ring(self._object.map("blocks").fd, 4 << 20, BLOCK.itemsize, directory / "blocks.bin"),
+                open_ring(self._object.map("blocks").fd, 16 << 20, BLOCK.itemsize, directory / "blocks.bin"),
             ]
             for program in programs:
                 self._object.attach(program)

@@ -42,7 +42,8 @@ CLOCK = ClockMap(
     method="stamped on CLOCK_MONOTONIC in the timer's interrupt, just after it has stopped the thread",
 )
 """Until its handler reads the clock an interrupt takes 15 to 20 us on a virtual machine (`perfscope doctor --clock`). A
-stamp can't be early, and one of a switch is exact."""
+stamp can't be early, and that of a thread back on a CPU is exact. Since when it was off is no stamp: it seems earlier
+by what interrupts and the hypervisor took of its run."""
 PERHAPS = 4096
 """Size of `perhaps` in python.bpf.c, which is all of the object's .bss."""
 _THREAD = struct.Struct("<5Q6I")  # struct thread of python.bpf.c

@@ -53,7 +53,7 @@ struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, 16384); __type(key
 struct place { u64 sector; u32 dev, pad; };
 struct { __uint(type, BPF_MAP_TYPE_LRU_HASH); __uint(max_entries, 16384); __type(key, struct place); __type(value, struct block); } pending SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_RINGBUF); __uint(max_entries, 32 << 20); } events SEC(".maps");
-struct { __uint(type, BPF_MAP_TYPE_RINGBUF); __uint(max_entries, 4 << 20); } blocks SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_RINGBUF); __uint(max_entries, 16 << 20); } blocks SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, 8); __type(key, u32); __type(value, u64); } lost SEC(".maps");
 
 static __always_inline void count_lost(u32 what)
