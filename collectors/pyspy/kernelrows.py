@@ -18,7 +18,7 @@ from perfscope.collectors.pyspy.rows import Timed
 from perfscope.model.stacks import StackTable
 
 LEAD_NS = 5_000
-"""The scheduler's own record of a switch is stamped by another program, up to this much later."""
+"""When a thread left its CPU is computed by this program and by that of the scheduler's records, about so much apart."""
 
 
 PART_LOOKS = 1 << 20
