@@ -18,7 +18,7 @@ from perfscope.collectors.pyspy.rows import Timed
 from perfscope.model.stacks import StackTable
 
 LEAD_NS = 5_000
-"""When a thread left its CPU is computed by this program and by that of the scheduler's records, about so much apart."""
+"""When a thread left its CPU is computed by this program and by that of the scheduler's records, so much apart."""
 
 
 PART_LOOKS = 1 << 20

@@ -3,8 +3,8 @@
 Bracketed instants (eBPF, JFR): the program reads the clock before (b) and after (a) something the source stamps at its
 start (s) and end (e). True times lie in b <= s, e <= a, so a clock error shifts s and e alike, and
 ((s - b) - (a - e)) / 2 is that error, to within ((s - b) + (a - e)) / 2. That bound doesn't depend on the error, so
-readings are picked by it: the tightest fifth. Wider brackets than the error that a clock is held to can't tell whether it
-keeps to it; `doctor --clock` prints how wide these are ("marks good to").
+readings are picked by it: the tightest fifth. Wider brackets than the error that a clock is held to can't tell whether
+it keeps to it; `doctor --clock` prints how wide these are ("marks good to").
 
 Sampled instants (py-spy, austin): the program spins through functions named after the time, so that each sample's stack
 tells a time at which it was current. py-spy stamps a sample when it is over, so it can't be stamped before what it saw,
